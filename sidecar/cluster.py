@@ -1,0 +1,122 @@
+"""The data directory before Postgres may touch it: whose it is, what made it, what a dead server left in it."""
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from sidecar import processes
+from sidecar.errors import BlockedError, Reason
+
+MARKER = "hindsight-sidecar.marker"  # written by initscripts/10-initdb before the cluster gets its final name
+PID_FILE = "postmaster.pid"
+
+
+class Found(Enum):
+    """What is at PGDATA."""
+
+    NOTHING = "nothing"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is at PGDATA, as far as it may be used.
+
+    Attributes:
+        found: nothing yet, or a cluster of ours.
+        major: the cluster's PG_VERSION, None where there is no cluster.
+
+    """
+
+    found: Found
+    major: int | None
+
+
+def inspect(pgdata: Path) -> Inspection:
+    """Look at the data directory without changing anything.
+
+    Raises:
+        BlockedError: `permissions`, `damaged-cluster` or `foreign-cluster`.
+
+    """
+    try:
+        names = set(os.listdir(pgdata))  # noqa: PTH208 - names are all that is wanted
+        owner = pgdata.stat().st_uid
+    except FileNotFoundError:
+        return Inspection(Found.NOTHING, None)
+    except NotADirectoryError:
+        raise BlockedError(Reason.DAMAGED_CLUSTER, f"PGDATA {pgdata} is not a directory; move it away") from None
+    except PermissionError:
+        raise _not_ours(pgdata) from None
+    if owner != os.geteuid():
+        # Before the content counts: an empty directory of another user's could not be renamed over either.
+        raise _not_ours(pgdata)
+    if not names:
+        return Inspection(Found.NOTHING, None)
+    if "PG_VERSION" not in names:
+        raise BlockedError(
+            Reason.DAMAGED_CLUSTER,
+            f"PGDATA {pgdata} holds {len(names)} entries ({', '.join(sorted(names)[:3])}) and no PG_VERSION; it is not a "
+            "whole cluster and not ours to delete: move it away, or restore it",
+        )
+    major = _major(pgdata)
+    if MARKER not in names:
+        raise BlockedError(
+            Reason.FOREIGN_CLUSTER,
+            f"PGDATA {pgdata} is a cluster of PostgreSQL {major} that this sidecar did not make, and nothing in it was "
+            "touched; run `hindsight-sidecar adopt` to bring its memories over, or point PGDATA at another directory",
+        )
+    return Inspection(Found.CLUSTER, major)
+
+
+def _not_ours(pgdata: Path) -> BlockedError:
+    status = pgdata.stat()
+    return BlockedError(
+        Reason.PERMISSIONS,
+        f"PGDATA {pgdata} belongs to {status.st_uid}:{status.st_gid} with mode {status.st_mode & 0o7777:04o}, and this is uid "
+        f"{os.geteuid()}; PostgreSQL needs to own it: set securityContext.runAsUser: {status.st_uid} "
+        f"(or HINDSIGHT_SIDECAR_RUN_AS={status.st_uid} as root), or `chown -R {os.geteuid()} {pgdata}`",
+    )
+
+
+def _major(pgdata: Path) -> int:
+    path = pgdata / "PG_VERSION"
+    try:
+        return int(path.read_text(encoding="ascii").strip().split(".")[0])
+    except (OSError, ValueError) as error:
+        raise BlockedError(
+            Reason.DAMAGED_CLUSTER, f"{path} does not name a major version ({error}); restore the cluster from a copy"
+        ) from error
+
+
+def clear_stale_pid_file(pgdata: Path, proc: Path = processes.PROC) -> bool:
+    """Remove the pid file of a postmaster that is gone; return whether there was one.
+
+    Only for the holder of the volume's lock: nobody in another namespace can be using the directory then. The number
+    in the file proves nothing, as it may by now be one of our own threads or any other process.
+
+    Raises:
+        BlockedError: `volume-locked`, where PostgreSQL processes still work in the directory.
+
+    """
+    if not pgdata.is_dir():
+        return False
+    alive = processes.postgres_in(pgdata, proc)
+    if alive:
+        raise BlockedError(
+            Reason.VOLUME_LOCKED,
+            f"PostgreSQL process {alive[0]} still works in {pgdata}; it is left to end by itself "
+            f"(if it does not: stop whatever started it, or `kill -INT {alive[0]}`)",
+            retry_after=0.2,
+        )
+    path = pgdata / PID_FILE
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise BlockedError(
+            Reason.PERMISSIONS, f"cannot remove the stale {path} ({error.strerror}); remove it"
+        ) from error
+    return True

@@ -1,0 +1,195 @@
+"""What must hold in the running Postgres before hindsight-api may touch it."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from sidecar.api_environment import DATABASE, ROLE
+from sidecar.errors import BlockedError, Reason
+from sidecar.model import Identity, Model
+
+SUPERUSER = "postgres"
+SCHEMA = "hindsight_sidecar"
+_EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
+_CONNECT_TIMEOUT = 5  # seconds
+
+Connection = psycopg.AsyncConnection[dict[str, object]]
+
+
+async def connect(socket_dir: Path, user: str = ROLE, database: str = DATABASE) -> Connection:
+    """Connect over the private socket, in autocommit, with nothing taken from the environment but the address."""
+    return await psycopg.AsyncConnection.connect(
+        host=str(socket_dir),
+        port=5432,
+        user=user,
+        dbname=database,
+        connect_timeout=_CONNECT_TIMEOUT,
+        autocommit=True,
+        application_name="hindsight-sidecar",
+        # Our statements must mean the same whatever a restored database put into its public schema.
+        options="-c search_path=pg_catalog",
+        row_factory=dict_row,
+    )
+
+
+async def memory_schemas(connection: Connection) -> dict[str, int]:
+    """Return the schemas that hold memories, one a tenant, with the dimension of their embeddings (-1: not fixed)."""
+    rows = await connection.execute(
+        "SELECT n.nspname AS schema, a.atttypmod AS dimension FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' AND NOT a.attisdropped "
+        "WHERE c.relname = 'memory_units' AND c.relkind IN ('r', 'p') ORDER BY n.nspname"
+    )
+    return {str(row["schema"]): int(str(row["dimension"])) for row in await rows.fetchall()}
+
+
+async def count_memories(connection: Connection, schemas: Collection[str]) -> int:
+    """Count the rows of memory_units over the given schemas."""
+    total = 0
+    for schema in schemas:
+        query = sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(schema, "memory_units"))
+        row = await (await connection.execute(query)).fetchone()
+        total += int(str(row["n"])) if row else 0
+    return total
+
+
+async def alembic_revisions(connection: Connection) -> dict[str, list[str]]:
+    """Return the schema revisions of every schema that has any."""
+    rows = await connection.execute(
+        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.relname = 'alembic_version' AND c.relkind = 'r' ORDER BY n.nspname"
+    )
+    found = {}
+    for row in await rows.fetchall():
+        schema = str(row["schema"])
+        query = sql.SQL("SELECT version_num FROM {} ORDER BY 1").format(sql.Identifier(schema, "alembic_version"))
+        found[schema] = [str(r["version_num"]) for r in await (await connection.execute(query)).fetchall()]
+    return found
+
+
+async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]) -> None:
+    """Check that this database is ours, whole, not newer than the code, and embedded with the model at hand.
+
+    Raises:
+        BlockedError: `damaged-cluster`, `schema-newer` or `model-mismatch`.
+        psycopg.Error: Postgres went away meanwhile.
+
+    """
+    try:
+        connection = await connect(socket_dir, SUPERUSER)
+    except psycopg.OperationalError as error:
+        if "does not exist" not in str(error):
+            raise
+        raise BlockedError(
+            Reason.DAMAGED_CLUSTER,
+            f"the cluster runs and is not as this sidecar made it ({str(error).strip()}); restore it from a dump or a copy",
+            retry_after=10,
+        ) from error
+    async with connection:
+        await _check_extensions(connection)
+        await _check_revisions(connection, known_revisions)
+        await _check_memories(connection)
+        await _check_identity(connection, model.identity)
+
+
+async def _check_extensions(connection: Connection) -> None:
+    rows = await connection.execute(
+        "SELECT e.extname AS name, n.nspname AS schema FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
+    )
+    installed = {str(row["name"]): str(row["schema"]) for row in await rows.fetchall()}
+    misplaced = installed.get("vector", "public")
+    if misplaced != "public":
+        # hindsight 0.8 would drop the extension there with every embedding column, to make it anew in public.
+        raise BlockedError(
+            Reason.DAMAGED_CLUSTER,
+            f"the extension vector is in schema {misplaced}, and hindsight-api needs it in public; run "
+            f"ALTER EXTENSION vector SET SCHEMA public in database {DATABASE}",
+        )
+    for name in _EXTENSIONS:
+        if name not in installed:
+            await connection.execute(sql.SQL("CREATE EXTENSION {} SCHEMA public").format(sql.Identifier(name)))
+
+
+async def _check_revisions(connection: Connection, known: Collection[str]) -> None:
+    for schema, revisions in (await alembic_revisions(connection)).items():
+        newer = [revision for revision in revisions if revision not in known]
+        if newer:
+            # hindsight-api itself would warn, serve and write.
+            raise BlockedError(
+                Reason.SCHEMA_NEWER,
+                f"schema {schema} is at revision {', '.join(newer)}, which the installed hindsight-api does not know; "
+                "run the newer version that made it, or restore a dump from before",
+                retry_after=10,
+            )
+
+
+async def _check_memories(connection: Connection) -> None:
+    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+    await connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {SCHEMA}.facts (name text PRIMARY KEY, value jsonb NOT NULL, "
+        "recorded timestamptz NOT NULL DEFAULT now())"
+    )
+    await connection.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {ROLE}")
+    await connection.execute(f"GRANT SELECT ON {SCHEMA}.facts TO {ROLE}")
+    was_ready = await _fact(connection, "first-ready")
+    if was_ready is not None and not await memory_schemas(connection):
+        raise BlockedError(
+            Reason.DAMAGED_CLUSTER,
+            f"this database was ready before ({was_ready}) and has no table memory_units any more; "
+            "nothing is migrated from zero over it: restore it from a dump or a copy",
+            retry_after=10,
+        )
+
+
+async def _fact(connection: Connection, name: str) -> object | None:
+    cursor = await connection.execute(f"SELECT value FROM {SCHEMA}.facts WHERE name = %s", (name,))  # noqa: S608 - a constant
+    row = await cursor.fetchone()
+    return row["value"] if row else None
+
+
+async def _record(connection: Connection, name: str, value: object) -> None:
+    await connection.execute(
+        f"INSERT INTO {SCHEMA}.facts (name, value) VALUES (%s, %s) "  # noqa: S608 - a constant
+        "ON CONFLICT (name) DO UPDATE SET value = excluded.value, recorded = now()",
+        (name, json.dumps(value)),
+    )
+
+
+async def _check_identity(connection: Connection, identity: Identity) -> None:
+    recorded = await _fact(connection, "embedding-model")
+    if recorded == identity.to_json():
+        return
+    schemas = await memory_schemas(connection)
+    if recorded is not None and await count_memories(connection, schemas):
+        differences = "; ".join(identity.differences(Identity.from_json(dict(recorded))))  # type: ignore[call-overload]
+        raise BlockedError(
+            Reason.MODEL_MISMATCH,
+            f"the memories were embedded with another model than the one at hand ({differences}); recall would return "
+            "noise with everything healthy: set HINDSIGHT_SIDECAR_MODEL_DIR and HINDSIGHT_SIDECAR_FLAVOR to the model they were made with",
+            retry_after=10,
+        )
+    await _record(connection, "embedding-model", identity.to_json())
+
+
+async def record_first_ready(socket_dir: Path, versions: dict[str, str | None]) -> None:
+    """Note once that this database was ready, so that an empty one in its place is noticed later."""
+    async with await connect(socket_dir, SUPERUSER) as connection:
+        if await _fact(connection, "first-ready") is None:
+            await _record(connection, "first-ready", versions)
+
+
+async def sweep_traces(connection: Connection, bank: str) -> int:
+    """Delete what hindsight-api's tracing kept of one of our own banks; return how many rows that were."""
+    cursor = await connection.execute(
+        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.relname = 'llm_requests' AND c.relkind IN ('r', 'p')"
+    )
+    deleted = 0
+    for row in await cursor.fetchall():
+        query = sql.SQL("DELETE FROM {} WHERE bank_id = %s").format(sql.Identifier(str(row["schema"]), "llm_requests"))
+        deleted += (await connection.execute(query, (bank,))).rowcount
+    return deleted

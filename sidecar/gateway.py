@@ -1,0 +1,236 @@
+"""The memory API's address: passes everything through to hindsight-api, and answers for it while it cannot."""
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Callable
+
+import httpx2
+from pydantic import SecretStr
+
+from sidecar import log
+from sidecar.asgi import Headers, Message, Receive, Scope, Send, problem, send_json
+from sidecar.hosts import AllowedHosts
+from sidecar.settings import Settings
+from sidecar.status import RETRY_AFTER, Status
+
+_CONNECT_TIMEOUT = 2.0  # seconds; it is on loopback
+# Of one connection only, RFC 9110 section 7.6.1; `host` is made anew for the other one, with the same value.
+_HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+     b"transfer-encoding", b"upgrade"}
+)  # fmt: skip
+# Answered here, so that a probe is never refused and never waits.
+HEALTH_PATHS = frozenset({"/health", "/health/ready"})
+LIVE_PATH = "/health/live"
+VERSION_PATHS = frozenset({"/version", "/v1/version"})
+_OPEN_PATHS = HEALTH_PATHS | VERSION_PATHS | {LIVE_PATH}
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+class Gateway:
+    """An ASGI application. It changes no byte of a body and no header but those of the connection itself."""
+
+    def __init__(self, settings: Settings, status: Status, count: Callable[[str], None]) -> None:
+        self._status = status
+        self._key: SecretStr | None = settings.api_key
+        self._hosts = AllowedHosts(settings.listen, settings.allowed_hosts)
+        self._count = count
+        self._log = log.get("gateway")
+        self._timeout = settings.gateway_timeout
+        self._upstream = str(settings.api_listen)
+        self.in_flight = 0
+        # A connection of its own for every call: a kept one may be closed by the other side at the very moment a
+        # memory is sent over it, and whether it was stored would be anybody's guess.
+        self._client = httpx2.AsyncClient(
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT),
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        """Close what is open towards hindsight-api."""
+        await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1003})
+            return
+        headers: Headers = scope["headers"]
+        head = scope["method"] == "HEAD"
+        if not self._hosts.allows(headers):
+            await self._refuse(send, "foreign-host", 421, problem(
+                421, "Foreign Host", "the Host header names none of this listener's addresses; address it as "
+                "127.0.0.1, or add the name to HINDSIGHT_SIDECAR_ALLOWED_HOSTS",
+            ), head=head)  # fmt: skip
+            return
+        path = scope["path"]
+        if path in _OPEN_PATHS and scope["method"] in ("GET", "HEAD"):
+            await self._answer(path, send, head=head)
+            return
+        if not self._authorized(headers):
+            await self._refuse(send, "unauthorized", 401, problem(
+                401, "Key needed", "HINDSIGHT_SIDECAR_API_KEY is set here; send it as `Authorization: Bearer <key>`",
+            ), [(b"www-authenticate", b"Bearer")], head=head)  # fmt: skip
+            return
+        if not self._status.ready:
+            await self._refuse_for_now(send, head=head)
+            return
+        self.in_flight += 1
+        try:
+            await self._pass_through(scope, receive, send)
+        finally:
+            self.in_flight -= 1
+
+    def _authorized(self, headers: Headers) -> bool:
+        if self._key is None:
+            return True
+        given = [value for name, value in headers if name == b"authorization"]
+        expected = self._key.get_secret_value().encode()
+        return len(given) == 1 and hmac.compare_digest(given[0].removeprefix(b"Bearer "), expected)
+
+    async def _answer(self, path: str, send: Send, *, head: bool) -> None:
+        picture = self._status.picture
+        if path in HEALTH_PATHS:
+            ready = self._status.ready
+            extra = [] if ready else [(b"retry-after", str(RETRY_AFTER).encode())]
+            await send_json(send, 200 if ready else 503, self._status.body(), extra, head=head)
+        elif path == LIVE_PATH:
+            version = picture.upstream_version.get("api_version")
+            await send_json(send, 200, {"status": "alive", "version": version}, head=head)
+        else:
+            await send_json(send, 200, picture.upstream_version, head=head)
+
+    async def _refuse(
+        self, send: Send, why: str, status: int, body: object, headers: Headers | None = None, *, head: bool = False
+    ) -> None:
+        self._count(why)
+        await send_json(send, status, body, headers, head=head)
+
+    async def _refuse_for_now(self, send: Send, *, head: bool) -> None:
+        picture = self._status.picture
+        body = problem(
+            503,
+            "Memory not ready",
+            f"the memory backend is {self._status.phase_text}; nothing was stored or read: try again",
+            state=picture.state.phase,
+            subject=picture.state.subject,
+            reason=picture.state.detail,
+        )
+        await self._refuse(send, "not-ready", 503, body, [(b"retry-after", str(RETRY_AFTER).encode())], head=head)
+
+    async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = _RequestBody(receive)
+        request = self._request(scope, body)
+        work = asyncio.ensure_future(self._exchange(request, send))
+        watch = asyncio.ensure_future(body.client_gone())
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                # The client is gone: hindsight-api learns it as it would have without us.
+                work.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ClientGoneError):
+                await work
+        finally:
+            watch.cancel()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+
+    def _request(self, scope: Scope, body: "_RequestBody") -> httpx2.Request:
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        named = {
+            token.strip().lower()
+            for name, value in scope["headers"]
+            if name == b"connection"
+            for token in value.split(b",")
+        }
+        headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_BY_HOP and name not in named]
+        chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+        has_body = chunked or any(name == b"content-length" for name, _ in headers)
+        if chunked:
+            headers = [item for item in headers if item[0] != b"content-length"]
+            headers.append((b"transfer-encoding", b"chunked"))
+        request = httpx2.Request(
+            scope["method"], f"http://{self._upstream}", content=body.stream() if has_body else None
+        )
+        # The client's own path, bytes as they came: what is encoded stays encoded.
+        request.url = request.url.copy_with(raw_path=target)
+        request.headers = httpx2.Headers([*headers, (b"connection", b"close")])
+        body.expected = has_body
+        return request
+
+    async def _exchange(self, request: httpx2.Request, send: Send) -> None:
+        started = False
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                response = await self._client.send(request, stream=True)
+                limit.reschedule(None)  # a stream of events has no end to wait for
+            async with contextlib.aclosing(response):
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": response.status_code,
+                        "headers": [(n.lower(), v) for n, v in response.headers.raw if n.lower() not in _HOP_BY_HOP],
+                    }
+                )
+                started = True
+                async for chunk in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except (httpx2.HTTPError, TimeoutError) as error:
+            self._log.warning(
+                "hindsight-api did not answer", error=f"{type(error).__name__}: {error}", path=request.url.path
+            )
+            if started:
+                # Half an answer must not look like a whole one: the server closes the connection on this.
+                raise
+            if isinstance(error, TimeoutError):
+                await self._refuse(send, "timeout", 504, problem(
+                    504, "No answer in time", f"hindsight-api gave no answer within {self._timeout:g} s; "
+                    "what was sent may have been stored",
+                ))  # fmt: skip
+            else:
+                await self._refuse_failed(send, error)
+
+    async def _refuse_failed(self, send: Send, error: Exception) -> None:
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            status, detail = 503, "hindsight-api is not there; nothing was sent to it: try again"
+        else:
+            status, detail = 502, "hindsight-api ended before it answered; what was sent may have been stored"
+        retry = [(b"retry-after", str(RETRY_AFTER).encode())]
+        await self._refuse(send, "failed", status, problem(status, "Memory backend gone", detail), retry)
+
+
+class _RequestBody:
+    """The request's body as it comes, and after it the news that the client has gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.expected = False
+        self._complete = asyncio.Event()
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message: Message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            more = message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+        self._complete.set()
+
+    async def client_gone(self) -> None:
+        """Return when the client has closed its connection. Two readers of one channel would steal from each other."""
+        if self.expected:
+            await self._complete.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

@@ -1,0 +1,118 @@
+"""The addresses: bound before anything slow is imported, so that no probe is ever refused."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from sidecar.errors import SettingsError
+from sidecar.settings import Address, Settings
+
+_BACKLOG = 1024
+RUN_LOCK = "sidecar.lock"
+
+
+def bind_tcp(name: str, address: Address) -> socket.socket:
+    """Bind and listen.
+
+    Raises:
+        SettingsError: the address is taken or not ours, naming the setting that moves it.
+
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"cannot listen on {address} ({error.strerror}); end what listens there, or set {name} to a free address"
+        ) from error
+    return listener
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """Bind the control socket so that it is 0600 from its first moment on; a server's own `uds=` would make it 0666."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # of a sidecar that was killed: the run directory's lock is ours
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def lock_run_dir(run_dir: Path) -> int:
+    """Make sure that no other sidecar uses this run directory, for as long as the returned descriptor is open.
+
+    Raises:
+        SettingsError: one does.
+
+    """
+    descriptor = os.open(run_dir / RUN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise SettingsError(
+            f"another sidecar uses the run directory {run_dir}; stop it, or set HINDSIGHT_SIDECAR_RUN_DIR to another one"
+        ) from None
+    return descriptor
+
+
+class Listeners:
+    """All listening sockets of one sidecar."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._run_lock = lock_run_dir(settings.run_dir)
+        self.gateway = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", settings.listen)
+        self.control = bind_tcp("HINDSIGHT_SIDECAR_CONTROL_LISTEN", settings.control_listen)
+        self.metrics = (
+            bind_tcp("HINDSIGHT_SIDECAR_METRICS_LISTEN", settings.metrics_listen) if settings.metrics_listen else None
+        )
+        # Found out now rather than by hindsight-api, a few seconds and a model load later.
+        bind_tcp("HINDSIGHT_SIDECAR_API_LISTEN", settings.api_listen).close()
+        self.socket = bind_unix(settings.control_socket)
+
+
+@contextlib.contextmanager
+def no_signal_handlers() -> Iterator[None]:
+    """Stand in for uvicorn's own handling: the supervisor decides when the servers end."""
+    yield
+
+
+async def serve_on(app: object, listener: socket.socket, *, grace: float) -> None:
+    """Serve an ASGI application on a socket until cancelled; then let what is under way end within `grace` seconds."""
+    import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
+
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # uvicorn's own protocol types are narrower than ASGI's
+        http="h11",  # it bounds the size of headers
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(grace)),
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = no_signal_handlers  # type: ignore[method-assign]
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise

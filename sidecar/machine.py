@@ -1,0 +1,188 @@
+"""The supervisor's decisions: from what is seen now to what is done next. Nothing here has an effect."""
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from sidecar.backoff import CRASH_CEILING, CRASH_WINDOW, Restarts
+from sidecar.errors import Reason
+
+CRASH_LOOP_RETRY = 60.0  # seconds between tries of a component in a crash loop
+
+
+class Server(Enum):
+    """What is known of Postgres or hindsight-api."""
+
+    DOWN = "down"
+    STARTING = "starting"  # its process runs and it has not answered yet
+    RECOVERING = "recovering"  # Postgres alone: it answers, and says that it replays its log
+    UP = "up"
+    UNRESPONSIVE = "unresponsive"  # it has answered, and now does not
+
+
+class Phase(StrEnum):
+    """The states of the sidecar."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    MAINTENANCE = "maintenance"
+    BLOCKED = "blocked"
+    STOPPING = "stopping"
+
+
+class Step(Enum):
+    """What the supervisor may do next."""
+
+    STOP = "stop"
+    WAIT = "wait"  # until `Decision.until`, or until something happens
+    TAKE_VOLUME = "take the volume"
+    PREPARE_CLUSTER = "prepare the cluster"
+    START_POSTGRES = "start Postgres"
+    CHECK_DATABASE = "check the database"
+    START_API = "start hindsight-api"
+    REPLACE_API = "replace a hung hindsight-api"
+    PROVE = "recall a memory"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A step, and for a wait the monotonic time at which to look again (None: only when something happens)."""
+
+    step: Step
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why the last step may not be taken again before `until` (monotonic seconds)."""
+
+    reason: Reason | None  # None: not blocked, only waiting for the next try
+    detail: str
+    until: float
+
+
+@dataclass
+class World:
+    """All that the decisions depend on. Times are monotonic seconds."""
+
+    stopping: bool = False
+    fault: Fault | None = None
+    volume_held: bool = False
+    cluster_prepared: bool = False  # since Postgres last ended
+    postgres: Server = Server.DOWN
+    postgres_restarts: Restarts = field(default_factory=Restarts)
+    database_checked: bool = False
+    api: Server = Server.DOWN
+    api_restarts: Restarts = field(default_factory=Restarts)
+    api_unresponsive_since: float | None = None
+    proved: bool = False  # a recall gave its text back since both were last started
+    ever_ready: bool = False
+    maintenance: str | None = None
+
+    def postgres_ended(self) -> None:
+        """Forget what held for the Postgres that is gone."""
+        self.postgres = Server.DOWN
+        self.cluster_prepared = False
+        self.database_checked = False
+        self.proved = False
+
+    def api_ended(self) -> None:
+        """Forget what held for the hindsight-api that is gone."""
+        self.api = Server.DOWN
+        self.api_unresponsive_since = None
+        self.proved = False
+
+
+@dataclass(frozen=True)
+class State:
+    """What the world is told: `starting(postgres)`, `blocked(no-space)`, `ready`."""
+
+    phase: Phase
+    subject: str | None = None
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.phase}({self.subject})" if self.subject else str(self.phase)
+
+
+def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
+    """Return the next step. The first thing that is missing is mended first: volume, cluster, Postgres, database, API."""
+    if world.stopping:
+        return Decision(Step.STOP)
+    if world.fault is not None and now < world.fault.until:
+        return Decision(Step.WAIT, world.fault.until)
+    if not world.volume_held:
+        return Decision(Step.TAKE_VOLUME)
+    if world.postgres is not Server.UP:
+        return _decide_postgres(world, now)
+    if not world.database_checked:
+        return Decision(Step.CHECK_DATABASE)
+    if world.api is not Server.UP:
+        return _decide_api(world, now, api_hung_after)
+    return Decision(Step.WAIT) if world.proved else Decision(Step.PROVE)
+
+
+def _decide_postgres(world: World, now: float) -> Decision:
+    if world.postgres is not Server.DOWN:
+        return Decision(Step.WAIT)
+    due = _due(world.postgres_restarts, now)
+    if now < due:
+        return Decision(Step.WAIT, due)
+    return Decision(Step.START_POSTGRES if world.cluster_prepared else Step.PREPARE_CLUSTER)
+
+
+def _decide_api(world: World, now: float, api_hung_after: float) -> Decision:
+    if world.api is Server.DOWN:
+        due = _due(world.api_restarts, now)
+        return Decision(Step.WAIT, due) if now < due else Decision(Step.START_API)
+    if world.api is Server.UNRESPONSIVE and world.api_unresponsive_since is not None:
+        limit = world.api_unresponsive_since + api_hung_after
+        return Decision(Step.WAIT, limit) if now < limit else Decision(Step.REPLACE_API)
+    return Decision(Step.WAIT)
+
+
+def _due(restarts: Restarts, now: float) -> float:
+    due = restarts.due(now)
+    return due - restarts.delay(now) + CRASH_LOOP_RETRY if restarts.looping(now) else due
+
+
+def _crash_loop(component: str, restarts: Restarts, detail: str | None) -> State:
+    return State(
+        Phase.BLOCKED,
+        Reason.CRASH_LOOP,
+        f"{component} ended more than {CRASH_CEILING} times in {CRASH_WINDOW / 60:.0f} minutes ({restarts.total} in all); "
+        f"it is tried every {CRASH_LOOP_RETRY:.0f} s; its log lines say why" + (f": {detail}" if detail else ""),
+    )
+
+
+def state_of(world: World, now: float) -> State:
+    """Say what state this is."""
+    if world.stopping:
+        return State(Phase.STOPPING)
+    if world.fault is not None and world.fault.reason is not None:
+        return State(Phase.BLOCKED, world.fault.reason, world.fault.detail)
+    detail = world.fault.detail if world.fault else None
+    missing = _missing(world)
+    if missing == "postgres" and world.postgres is not Server.UP and world.postgres_restarts.looping(now):
+        return _crash_loop("Postgres", world.postgres_restarts, detail)
+    if missing == "hindsight-api" and world.api is not Server.UP and world.api_restarts.looping(now):
+        return _crash_loop("hindsight-api", world.api_restarts, detail)
+    if world.maintenance is not None:
+        return State(Phase.MAINTENANCE, world.maintenance)
+    if missing is None:
+        return State(Phase.READY)
+    return State(Phase.DEGRADED if world.ever_ready else Phase.STARTING, missing, detail)
+
+
+def _missing(world: World) -> str | None:
+    if not world.volume_held:
+        return "volume"
+    if world.postgres is Server.RECOVERING:
+        return "recovery"
+    if world.postgres is Server.DOWN and not world.cluster_prepared and world.postgres_restarts.total == 0:
+        return "cluster"
+    if world.postgres is not Server.UP or not world.database_checked:
+        return "postgres"
+    if world.api is not Server.UP or not world.proved:
+        return "hindsight-api"
+    return None

@@ -1,0 +1,149 @@
+"""The baked model: what its manifest says, and whether its files are still those that were baked."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sidecar.errors import BlockedError, Reason
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes two embeddings comparable; the same for torch and full-precision ONNX.
+
+    Attributes:
+        id: name on the model hub.
+        revision: commit on the hub.
+        precision: `float32` or `int8`.
+        dimension: components of a vector.
+        pooling: `cls` or `mean`.
+        normalize: whether vectors have unit length.
+        query_prefix: put before a query, mostly empty.
+        passage_prefix: put before a stored text, mostly empty.
+
+    """
+
+    id: str
+    revision: str
+    precision: str
+    dimension: int
+    pooling: str
+    normalize: bool
+    query_prefix: str
+    passage_prefix: str
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Make an identity from its JSON object; unknown members are an error."""
+        return cls(**value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that `from_json` takes."""
+        return asdict(self)
+
+    def differences(self, other: "Identity") -> list[str]:
+        """Name what differs, as `member: ours, not theirs`."""
+        theirs = other.to_json()
+        return [
+            f"{name}: {mine!r}, not {theirs[name]!r}" for name, mine in self.to_json().items() if mine != theirs[name]
+        ]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model directory, as its manifest describes it, seen from one flavour.
+
+    Attributes:
+        directory: where the files are.
+        identity: of this flavour.
+        weights: the file that this flavour loads, relative to `directory`.
+        max_tokens: longest input in tokens; what is longer is cut.
+        stand_in: whether this is not the model that the image is made for.
+        files: size in bytes by relative path.
+
+    """
+
+    directory: Path
+    name: str
+    identity: Identity
+    weights: str
+    max_tokens: int
+    stand_in: bool
+    files: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `/health` tells about the model."""
+        return {"name": self.name, "stand_in": self.stand_in, **self.identity.to_json()}
+
+
+def read(directory: Path, flavor: str) -> Model:
+    """Read a baked embedding model's manifest.
+
+    Raises:
+        BlockedError: `model-missing` where there is no usable manifest for this flavour.
+
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT or manifest["kind"] != "embedding":
+            raise BlockedError(
+                Reason.MODEL_MISSING,
+                f"{path} has format {manifest['format']}, kind {manifest['kind']!r}; expected format {FORMAT}, "
+                "kind 'embedding': bake the model again with this version's hindsight-bake",
+            )
+        if flavor not in manifest["flavors"]:
+            raise BlockedError(
+                Reason.MODEL_MISSING,
+                f"{directory} was baked for {', '.join(sorted(manifest['flavors']))}, and HINDSIGHT_SIDECAR_FLAVOR is "
+                f"{flavor}; bake it with `--flavor {flavor}`, or set the flavour that is there",
+            )
+        chosen = manifest["flavors"][flavor]
+        return Model(
+            directory=directory,
+            name=manifest["name"],
+            identity=Identity.from_json(chosen["identity"]),
+            weights=chosen["model"],
+            max_tokens=manifest["max_tokens"],
+            stand_in=manifest["stand_in"],
+            files={file["path"]: file["size"] for file in manifest["files"]},
+        )
+    except FileNotFoundError:
+        raise BlockedError(
+            Reason.MODEL_MISSING,
+            f"there is no {path}; set HINDSIGHT_SIDECAR_MODEL_DIR to a directory made by `hindsight-bake snapshot`",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BlockedError(
+            Reason.MODEL_MISSING,
+            f"{path} cannot be used ({type(error).__name__}: {error}); bake the model again",
+        ) from error
+
+
+def check_files(model: Model) -> None:
+    """Compare names and sizes with the manifest. Hashes are for bake and doctor: reading them all costs a start.
+
+    Raises:
+        BlockedError: `model-changed`, naming the first file that differs.
+
+    """
+    for name, size in model.files.items():
+        path = model.directory / name
+        try:
+            seen = path.stat().st_size
+            readable = path.open("rb")
+        except OSError as error:
+            raise BlockedError(
+                Reason.MODEL_CHANGED,
+                f"{path} cannot be read ({error.strerror}); its manifest lists it: bake the model again",
+            ) from error
+        readable.close()
+        if seen != size:
+            raise BlockedError(
+                Reason.MODEL_CHANGED,
+                f"{path} has {seen} bytes and its manifest says {size}; bake the model again",
+            )

@@ -1,0 +1,65 @@
+"""What /proc tells about other processes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process as /proc shows it.
+
+    Attributes:
+        pid: its number in our pid namespace.
+        name: `comm`, at most 15 characters.
+        state: one letter; `Z` is a zombie.
+        cwd: device and inode of its working directory, None where we may not look.
+
+    """
+
+    pid: int
+    name: str
+    state: str
+    cwd: tuple[int, int] | None
+
+
+def _read(entry: Path) -> Process | None:
+    try:
+        text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None  # it ended while we looked
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    state = text[text.rindex(")") + 2]
+    try:
+        status = (entry / "cwd").stat()
+    except OSError:
+        cwd = None
+    else:
+        cwd = (status.st_dev, status.st_ino)
+    return Process(int(entry.name), name, state, cwd)
+
+
+def all_processes(proc: Path = PROC) -> Iterator[Process]:
+    """Yield every process of our pid namespace. Threads are not listed: a thread's number is no process here."""
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            found = _read(entry)
+            if found is not None:
+                yield found
+
+
+def postgres_in(directory: Path, proc: Path = PROC) -> list[int]:
+    """Return the pids of live PostgreSQL processes that work in this data directory, the lowest first.
+
+    Every PostgreSQL process has its data directory as working directory, which no reuse of a number can imitate:
+    neither one of our threads, nor a sibling, nor a zombie that nobody waited for.
+    """
+    status = directory.stat()
+    here = (status.st_dev, status.st_ino)
+    return sorted(
+        process.pid
+        for process in all_processes(proc)
+        if process.name in ("postgres", "postmaster") and process.state not in "ZX" and process.cwd == here
+    )

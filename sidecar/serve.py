@@ -1,0 +1,77 @@
+"""`hindsight-sidecar serve`: from the settings to the exit code."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sidecar import log, paths, users
+from sidecar.environment import Sorted
+from sidecar.errors import SettingsError
+from sidecar.settings import Settings, load
+
+if TYPE_CHECKING:
+    from sidecar.listeners import Listeners
+
+EXIT_STOPPED = 0
+EXIT_FAULT = 1
+EXIT_SETTINGS = 2
+EXIT_GAVE_UP = 3
+EXIT_HARD_STOP = 4
+TERMINATION_LOG = Path("/dev/termination-log")
+
+
+def leave(code: int, sentence: str) -> int:
+    """Say why the sidecar ends with this code, where people and Kubernetes look."""
+    if code != EXIT_STOPPED:
+        sys.stderr.write(f"hindsight-sidecar: {sentence}\n")
+        if TERMINATION_LOG.exists():
+            try:
+                TERMINATION_LOG.write_text(f"{sentence}\n", encoding="utf-8")
+            except OSError as error:
+                sys.stderr.write(f"hindsight-sidecar: {TERMINATION_LOG} cannot be written: {error.strerror}\n")
+    return code
+
+
+def serve(*, welcome: bool) -> int:
+    """Run the sidecar; return its exit code. With `welcome`, tell a person at the terminal what there is once ready."""
+    try:
+        if os.geteuid() == 0:
+            # Before anything else is imported: the same program starts again without root's rights.
+            pgdata = Path(os.environ.get("PGDATA") or paths.PGDATA)
+            run_dir = Path(os.environ.get("HINDSIGHT_SIDECAR_RUN_DIR") or paths.RUN_DIR)
+            account = users.choose(os.environ.get("HINDSIGHT_SIDECAR_RUN_AS"), pgdata)
+            users.make_run_dir(run_dir, account)
+            users.make_volume(pgdata.parent, account)
+            users.become(account)
+        settings, found = load(os.environ)
+        users.make_run_dir(settings.run_dir, None)
+        from sidecar.listeners import Listeners  # noqa: PLC0415 - not needed where the settings are wrong
+
+        listeners = Listeners(settings)
+    except SettingsError as error:
+        for fault in error.faults:
+            sys.stderr.write(f"hindsight-sidecar: {fault}\n")
+        return leave(
+            EXIT_SETTINGS, error.faults[0] if len(error.faults) == 1 else f"{len(error.faults)} faulty settings"
+        )
+    log.configure(settings.log_format, settings.log_level)
+    try:
+        return asyncio.run(_run(settings, found, listeners, welcome=welcome))
+    finally:
+        log.close()
+
+
+async def _run(settings: Settings, found: Sorted, listeners: "Listeners", *, welcome: bool) -> int:
+    from sidecar.running import Sidecar  # noqa: PLC0415 - the sockets are bound first
+
+    try:
+        sidecar = Sidecar(settings, found, listeners, welcome=welcome)
+    except SettingsError as error:
+        return leave(EXIT_SETTINGS, "; ".join(error.faults))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, sidecar.request_stop, number.name)
+    return await sidecar.run()

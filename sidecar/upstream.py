@@ -1,0 +1,123 @@
+"""hindsight-api as installed: its version, the schema revisions it knows, the names it reads."""
+
+import asyncio
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar import log
+from sidecar.child import Child
+from sidecar.errors import SettingsError, TransientError
+
+_PROBE = Path(__file__).with_name("upstream_probe.py")
+_PROBE_TIME = 60.0  # seconds
+_TRUE = frozenset({"true"})
+
+# name in /version: variable and default, read in hindsight_api/config.py (0.8.4 and 1.1.0)
+_FEATURES = {
+    "observations": ("ENABLE_OBSERVATIONS", True),
+    "mcp": ("MCP_ENABLED", True),
+    "worker": ("WORKER_ENABLED", True),
+    "bank_config_api": ("ENABLE_BANK_CONFIG_API", True),
+    "bank_llm_health": ("ENABLE_BANK_LLM_HEALTH", False),
+    "file_upload_api": ("ENABLE_FILE_UPLOAD_API", True),
+    "document_export_api": ("ENABLE_DOCUMENT_EXPORT_API", True),
+    "document_import_api": ("ENABLE_DOCUMENT_IMPORT_API", True),
+    "audit_log": ("AUDIT_LOG_ENABLED", False),
+    "llm_trace": ("LLM_TRACE_ENABLED", True),
+    "store_document_text": ("STORE_DOCUMENT_TEXT", True),
+}
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The installed hindsight-api.
+
+    Attributes:
+        venv: its virtual environment.
+        version: of the package.
+        package: where its modules are.
+
+    """
+
+    venv: Path
+    version: str
+    package: Path
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that has hindsight-api."""
+        return self.venv / "bin" / "python"
+
+    @property
+    def is_0_8(self) -> bool:
+        """Whether it is of the 0.8 line, which reads its tokenizer table from a directory."""
+        return self.version.startswith("0.8.")
+
+
+def find(venv: Path) -> Upstream:
+    """Find hindsight-api in a virtual environment, without running it.
+
+    Raises:
+        SettingsError: it is not there.
+
+    """
+    for info in sorted(venv.glob("lib/python3*/site-packages/hindsight_api_slim-*.dist-info")):
+        version = info.name.removeprefix("hindsight_api_slim-").removesuffix(".dist-info")
+        return Upstream(venv, version, info.parent / "hindsight_api")
+    raise SettingsError(
+        f"HINDSIGHT_SIDECAR_API_VENV is {venv}, and hindsight-api-slim is not installed there; name its virtual environment"
+    )
+
+
+def known_names(upstream: Upstream) -> set[str]:
+    """Return every `HINDSIGHT_API_*` name that occurs in the installed sources."""
+    names: set[str] = set()
+    for path in upstream.package.rglob("*.py"):
+        names |= set(re.findall(r"HINDSIGHT_API_[A-Z0-9_]+", path.read_text(encoding="utf-8", errors="replace")))
+    return names
+
+
+def expected_version_body(upstream: Upstream, env: dict[str, str]) -> dict[str, Any]:
+    """Return what its `/version` will say with this environment, for the time in which it cannot answer itself."""
+
+    def enabled(name: str, default: bool) -> bool:  # noqa: FBT001 - a private table look-up
+        return env.get(f"HINDSIGHT_API_{name}", str(default)).lower() in _TRUE
+
+    features = {feature: enabled(name, default) for feature, (name, default) in _FEATURES.items()}
+    if env.get("HINDSIGHT_API_LLM_PROVIDER", "").lower() == "none":
+        features["observations"] = False
+    return {"api_version": upstream.version, "features": features}
+
+
+async def revisions(upstream: Upstream, env: dict[str, str], cwd: Path) -> frozenset[str]:
+    """Ask the installed package for the schema revisions it knows, with its own interpreter.
+
+    Raises:
+        TransientError: it did not answer.
+
+    """
+    child = Child.start(
+        "upstream-probe",
+        [str(upstream.python), "-I", str(_PROBE), str(upstream.package / "alembic")],
+        env=env,
+        cwd=cwd,
+        death_signal=signal.SIGKILL,
+        hear=log.get("upstream-probe").debug,
+    )
+    try:
+        code = await child.wait(_PROBE_TIME)
+    except asyncio.CancelledError:
+        child.kill_session()
+        await child.wait()
+        raise
+    child.kill_session()
+    lines = list(child.tail)
+    if code != 0 or not lines:
+        raise TransientError(
+            f"hindsight-api's schema revisions could not be read (exit {code}): {' '.join(lines[-3:])}"
+        )
+    return frozenset(json.loads(lines[-1]))

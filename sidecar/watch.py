@@ -1,0 +1,151 @@
+"""Looks at Postgres and hindsight-api in the background, so that no probe ever waits for either."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import psycopg
+
+from sidecar import database
+from sidecar.machine import Server
+
+INTERVAL = 0.5  # seconds between looks at what is up
+_EAGER = 0.1  # seconds between looks at what is starting
+TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
+# Counting takes time that grows with the memories, so it is done the more rarely the longer it took.
+_COUNT_SHARE = 50
+
+
+def postgres_state(error: Exception) -> Server:
+    """Tell from a failed connection what Postgres is doing."""
+    text = str(error)
+    if "consistent recovery state" in text or "not yet accepting connections" in text or "starting up" in text:
+        return Server.RECOVERING if "recovery" in text or "not yet accepting" in text else Server.STARTING
+    return Server.STARTING
+
+
+class PostgresWatch:
+    """Asks one query of our own database over one connection, again and again.
+
+    Attributes:
+        server: what was seen last.
+        fault: why it was not `UP`, as one sentence.
+        memory_count: rows in memory_units over all schemas, None before the first count.
+        dimension: of the stored embeddings, None while there is no table.
+
+    """
+
+    def __init__(self, socket_dir: Path, changed: Callable[[], None]) -> None:
+        self._socket_dir = socket_dir
+        self._changed = changed
+        self._connection: database.Connection | None = None
+        self._count_due = 0.0
+        self.server = Server.DOWN
+        self.fault: str | None = None
+        self.memory_count: int | None = None
+        self.dimension: int | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        self._see(Server.STARTING, None)
+        look: asyncio.Task[None] | None = None
+        try:
+            while True:
+                look = look or asyncio.create_task(self._look())
+                # Not cancelled when it is late: ending a query asks the same server that does not answer.
+                await asyncio.wait({look}, timeout=TIMEOUT)
+                if look.done():
+                    self._take(look.exception())
+                    look = None
+                elif self.server in (Server.UP, Server.UNRESPONSIVE):
+                    self._see(Server.UNRESPONSIVE, f"no answer to a query within {TIMEOUT:g} s")
+                await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
+        finally:
+            if look is not None:
+                look.cancel()
+            if self._connection is not None:
+                self._connection.pgconn.finish()
+
+    def _take(self, error: BaseException | None) -> None:
+        if error is None:
+            self._see(Server.UP, None)
+        elif isinstance(error, psycopg.Error | OSError):
+            self._drop()
+            seen = postgres_state(error)
+            if self.server in (Server.UP, Server.UNRESPONSIVE) and seen is Server.STARTING:
+                seen = Server.UNRESPONSIVE
+            self._see(seen, str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__)
+        else:
+            raise error
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.pgconn.finish()
+            self._connection = None
+
+    def _see(self, server: Server, fault: str | None) -> None:
+        changed = (server, fault) != (self.server, self.fault)
+        self.server, self.fault = server, fault
+        if changed:
+            self._changed()
+
+    async def _look(self) -> None:
+        if self._connection is None:
+            self._connection = await database.connect(self._socket_dir)
+        schemas = await database.memory_schemas(self._connection)
+        self.dimension = next(iter(schemas.values()), None)
+        if not schemas:
+            self.memory_count = None
+            return
+        began = time.monotonic()
+        if began >= self._count_due:
+            self.memory_count = await database.count_memories(self._connection, schemas)
+            self._count_due = time.monotonic() + _COUNT_SHARE * (time.monotonic() - began)
+
+
+class ApiWatch:
+    """Asks hindsight-api for its health, again and again.
+
+    Attributes:
+        server: what was seen last.
+        fault: why it was not `UP`, as one sentence.
+
+    """
+
+    def __init__(self, client: httpx2.AsyncClient, changed: Callable[[], None]) -> None:
+        self._client = client
+        self._changed = changed
+        self.server = Server.DOWN
+        self.fault: str | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        self._see(Server.STARTING, None)
+        while True:
+            try:
+                async with asyncio.timeout(TIMEOUT):
+                    response = await self._client.get("/health")
+                self._answered(response)
+            except TimeoutError:
+                self._failed(f"no answer to /health within {TIMEOUT:g} s")
+            except httpx2.HTTPError as error:
+                self._failed(str(error) or type(error).__name__)
+            await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
+
+    def _answered(self, response: httpx2.Response) -> None:
+        if response.is_success:
+            self._see(Server.UP, None)
+        else:
+            self._failed(f"/health answered {response.status_code}: {response.text[:200]}")
+
+    def _failed(self, fault: str) -> None:
+        # Before it was up once, it is still importing, loading its model or migrating: that may take its time.
+        self._see(Server.STARTING if self.server is Server.STARTING else Server.UNRESPONSIVE, fault)
+
+    def _see(self, server: Server, fault: str | None) -> None:
+        changed = (server, fault) != (self.server, self.fault)
+        self.server, self.fault = server, fault
+        if changed:
+            self._changed()

@@ -1,0 +1,84 @@
+"""Real parts for the integration tests: a baked model, and sidecars that run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import RunningSidecar, reachable_directory
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MakeSidecar = Callable[..., RunningSidecar]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything in this directory."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def models(made: Any) -> Iterator[Path]:
+    """Bake the stand-in for both flavours, as `make run` does where no hub is reachable."""
+    with reachable_directory() as directory:
+        bake = Path(sys.prefix) / "bin" / "hindsight-bake"
+        subprocess.run(
+            [bake, "snapshot", "all-MiniLM-L6-v2", "--into", directory, "--flavor", "both", "--from-dir", made.stand_in],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(models: Path) -> Path:
+    """Return the stand-in's directory."""
+    return models / "all-MiniLM-L6-v2"
+
+
+@pytest.fixture
+def make_sidecar(made: Any, model_dir: Path) -> Iterator[MakeSidecar]:
+    """Return a function that makes a sidecar, not yet started, in a directory of its own; all are ended afterwards."""
+    running: list[RunningSidecar] = []
+    with reachable_directory() as directory:
+
+        def make(version: str = "1.1.0", flavor: str = "onnx", **settings: str) -> RunningSidecar:
+            home = directory / str(len(running))
+            home.mkdir(mode=0o711)
+            home.chmod(0o777)
+            settings.setdefault("HINDSIGHT_SIDECAR_MODEL_DIR", str(model_dir))
+            chosen = Path(settings.pop("HINDSIGHT_SIDECAR_MODEL_DIR"))
+            sidecar = RunningSidecar(home, made.api_venv(version, flavor), chosen, flavor, **settings)
+            running.append(sidecar)
+            return sidecar
+
+        yield make
+        for sidecar in running:
+            sidecar.end()
+
+
+@pytest.fixture(scope="module")
+def ready_sidecar(made: Any, model_dir: Path) -> Iterator[RunningSidecar]:
+    """Return one running sidecar for all tests of a module that leave it as it was."""
+    with reachable_directory() as directory:
+        home = directory / "shared"
+        home.mkdir()
+        home.chmod(0o777)
+        sidecar = RunningSidecar(home, made.api_venv(), model_dir)
+        try:
+            yield sidecar.start_ready()
+        finally:
+            sidecar.end()
+
+
+@pytest.fixture(scope="session")
+def memories() -> dict[str, Any]:
+    """Return the standard input: 369 memories in three banks, and paraphrases of some."""
+    found: dict[str, Any] = json.loads((FIXTURES / "memories.json").read_text(encoding="utf-8"))
+    return found
