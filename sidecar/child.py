@@ -27,7 +27,7 @@ class LineSplitter:
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
             lines += [line[start : start + LINE_MAX] for start in range(0, len(line), LINE_MAX)] or [b""]
-        while len(self._rest) >= LINE_MAX:
+        while len(self._rest) > LINE_MAX:
             lines.append(self._rest[:LINE_MAX])
             self._rest = self._rest[LINE_MAX:]
         return [line.rstrip(b"\r").decode("utf-8", "backslashreplace") for line in lines]

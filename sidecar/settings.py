@@ -59,11 +59,18 @@ def _blank_is_none(value: object) -> object:
     return None if value == "" else value
 
 
+def _readable(value: object) -> object:
+    if isinstance(value, SettingsError):
+        raise ValueError(str(value))  # noqa: TRY004 - pydantic collects these
+    return value
+
+
 ListenAddress = Annotated[Address, NoDecode, BeforeValidator(_parse_address)]
 OptionalListenAddress = Annotated[
     Address | None, NoDecode, BeforeValidator(lambda value: _parse_address(value) if value else None)
 ]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parse_names)]
+Secret = Annotated[SecretStr | None, BeforeValidator(_readable)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_none)]
 OptionalSeconds = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_blank_is_none)]
 
@@ -75,7 +82,7 @@ class SecretFiles(PydanticBaseSettingsSource):
     """Reads `HINDSIGHT_SIDECAR_<SECRET>_FILE`, as mounted secrets come."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return the content of the file that the variable names, without its final newline."""
+        """Return the content of the file that the variable names, without its final newline; else what is wrong with it."""
         path = os.environ.get(f"{environment.PREFIX}{field_name.upper()}_FILE") if is_secret(field) else None
         if path is None:
             return None, field_name, False
@@ -83,9 +90,8 @@ class SecretFiles(PydanticBaseSettingsSource):
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             name = f"{environment.PREFIX}{field_name.upper()}_FILE"
-            raise SettingsError(
-                f"{name} names {path}, which cannot be read ({error}); mount the secret there"
-            ) from error
+            fault = SettingsError(f"{name} names {path}, which cannot be read ({error}); mount the secret there")
+            return fault, field_name, False  # told with all other faults
         return text.removesuffix("\n").removesuffix("\r"), field_name, False
 
     def __call__(self) -> dict[str, Any]:
@@ -108,8 +114,8 @@ class Settings(BaseSettings):
     control_listen: ListenAddress = Address("127.0.0.1", 8890)
     metrics_listen: OptionalListenAddress = None
     api_listen: ListenAddress = Address("127.0.0.1", 8887)
-    api_key: SecretStr | None = None
-    token: SecretStr | None = None
+    api_key: Secret = None
+    token: Secret = None
     allowed_hosts: Names = ()
 
     pgdata: Path = Field(default=Path(paths.PGDATA), validation_alias="PGDATA")
@@ -213,6 +219,31 @@ def secret_names() -> list[str]:
     return [setting_names()[name] for name, field in Settings.model_fields.items() if is_secret(field)]
 
 
+def _sentences(error: ValidationError) -> list[str]:
+    names = setting_names()
+    found = []
+    for item in error.errors():
+        message = item["msg"].removeprefix("Value error, ")
+        where = names.get(str(item["loc"][0]), str(item["loc"][0])) if item["loc"] else ""
+        found += [f"{where}: {message}" if where else line for line in message.splitlines()]
+    return found
+
+
+def _between(error: ValidationError) -> list[str]:
+    """Return the faults between settings: they are looked at once each is right by itself, so the wrong ones get a stand-in."""
+    fields = {str(field.validation_alias or name): field for name, field in Settings.model_fields.items()}
+    wrong = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+    stand_ins: dict[str, Any] = {
+        name: SecretStr("faulty") if is_secret(fields[name]) else fields[name].default for name in wrong
+    }
+    if wrong:
+        try:
+            Settings(**stand_ins)
+        except ValidationError as more:
+            return _sentences(more)
+    return []
+
+
 def load(environ: Mapping[str, str]) -> tuple[Settings, environment.Sorted]:
     """Read the settings from this process' environment.
 
@@ -220,20 +251,13 @@ def load(environ: Mapping[str, str]) -> tuple[Settings, environment.Sorted]:
         SettingsError: with every fault at once.
 
     """
-    names = setting_names()
-    ours = [name for name in names.values() if name.startswith(environment.PREFIX)]
+    ours = [name for name in setting_names().values() if name.startswith(environment.PREFIX)]
     found = environment.sort(environ, ours, secret_names())
     faults = list(found.faults)
     try:
         settings = Settings()
     except ValidationError as error:
-        for item in error.errors():
-            message = item["msg"].removeprefix("Value error, ")
-            where = names.get(str(item["loc"][0]), str(item["loc"][0])) if item["loc"] else ""
-            faults += [f"{where}: {message}" if where else line for line in message.splitlines()]
-        raise SettingsError(*faults) from None
-    except SettingsError as error:
-        raise SettingsError(*faults, *error.faults) from error
+        raise SettingsError(*faults, *_sentences(error), *_between(error)) from None
     if faults:
         raise SettingsError(*faults)
     return settings, found

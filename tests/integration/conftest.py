@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import made
 import pytest
 from harness import RunningSidecar, reachable_directory
 
@@ -23,12 +24,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def models(made: Any) -> Iterator[Path]:
+def models() -> Iterator[Path]:
     """Bake the stand-in for both flavours, as `make run` does where no hub is reachable."""
     with reachable_directory() as directory:
         bake = Path(sys.prefix) / "bin" / "hindsight-bake"
         subprocess.run(
-            [bake, "snapshot", "all-MiniLM-L6-v2", "--into", directory, "--flavor", "both", "--from-dir", made.stand_in],
+            [
+                bake,
+                "snapshot",
+                "all-MiniLM-L6-v2",
+                "--into",
+                directory,
+                "--flavor",
+                "both",
+                "--from-dir",
+                made.stand_in(),
+            ],
             check=True,
             capture_output=True,
             timeout=120,
@@ -43,7 +54,7 @@ def model_dir(models: Path) -> Path:
 
 
 @pytest.fixture
-def make_sidecar(made: Any, model_dir: Path) -> Iterator[MakeSidecar]:
+def make_sidecar(model_dir: Path) -> Iterator[MakeSidecar]:
     """Return a function that makes a sidecar, not yet started, in a directory of its own; all are ended afterwards."""
     running: list[RunningSidecar] = []
     with reachable_directory() as directory:
@@ -64,7 +75,7 @@ def make_sidecar(made: Any, model_dir: Path) -> Iterator[MakeSidecar]:
 
 
 @pytest.fixture(scope="module")
-def ready_sidecar(made: Any, model_dir: Path) -> Iterator[RunningSidecar]:
+def ready_sidecar(model_dir: Path) -> Iterator[RunningSidecar]:
     """Return one running sidecar for all tests of a module that leave it as it was."""
     with reachable_directory() as directory:
         home = directory / "shared"

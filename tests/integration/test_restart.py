@@ -1,0 +1,54 @@
+"""The first promise: what was stored is there after a stop and a start."""
+
+import signal
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("version", "flavor"), [("1.1.0", "onnx"), ("0.8.4", "onnx"), ("1.1.0", "torch"), ("0.8.4", "torch")]
+)
+def test_369_memories_survive_a_restart(make_sidecar: Any, memories: dict[str, Any], version: str, flavor: str) -> None:
+    sidecar = make_sidecar(version, flavor).start_ready()
+    assert sidecar.health()["versions"]["hindsight-api"] == version
+    for bank, items in memories["banks"].items():
+        sidecar.retain(bank, [item["content"] for item in items])
+    before = recalls(sidecar, memories)
+    assert sidecar.stop() == 0
+    sidecar.start_ready()
+    health = sidecar.health()
+    assert health["memory_count"] == 369
+    for bank, items in memories["banks"].items():
+        listed = sidecar.memory(f"/banks/{bank}/memories/list?limit=500").json()
+        assert sorted(item["text"] for item in listed["items"]) == sorted(item["content"] for item in items)
+    assert recalls(sidecar, memories) == before
+    by_meaning = sum(found_by_meaning(sidecar, memories, question) for question in memories["paraphrases"])
+    assert by_meaning >= 45, f"only {by_meaning} of 50 paraphrases find their memory first by meaning"
+    assert sidecar.stop() == 0
+
+
+def recalls(sidecar: Any, memories: dict[str, Any]) -> list[list[str]]:
+    """Return the texts that each question brings back; several share a keyword score, so their order is not defined."""
+    return [
+        sorted(result["text"] for result in sidecar.recall(question["bank"], question["query"]))
+        for question in memories["paraphrases"]
+    ]
+
+
+def found_by_meaning(sidecar: Any, memories: dict[str, Any], question: dict[str, str]) -> bool:
+    """Tell whether the memory asked for has the best semantic score; keyword search finds others by chance words."""
+    scored = {
+        result["text"]: result["scores"]["semantic"]
+        for result in sidecar.recall(question["bank"], question["query"])
+        if result["scores"]["semantic"] is not None
+    }
+    wanted = next(item["content"] for item in memories["banks"][question["bank"]] if item["id"] == question["id"])
+    return bool(scored) and max(scored, key=lambda text: scored[text]) == wanted
+
+
+def test_ctrl_c_stops_it_cleanly(make_sidecar: Any) -> None:
+    sidecar = make_sidecar().start_ready()
+    sidecar.signal(signal.SIGINT)
+    assert sidecar.wait_end() == 0
+    assert not sidecar.postgres_pids()
