@@ -43,7 +43,6 @@ _PASSED = frozenset(
         "TZ",
     }
 )
-_OTHER_DATABASES = ("HINDSIGHT_API_MIGRATION_DATABASE_URL", "HINDSIGHT_API_READ_DATABASE_URL")
 # Read by hindsight's client, and so perhaps set for a whole pod.
 _THE_CLIENTS = frozenset({"HINDSIGHT_API_KEY", "HINDSIGHT_API_TOKEN", "HINDSIGHT_API_URL"})
 _TYPO = 0.85  # likeness from which an unknown name is a known one mis-spelt
@@ -122,11 +121,8 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
         for name, value in decided.items()
         if name in given and given[name] != value
     ]
-    faults += [
-        f"{name} is set, and the sidecar brings its own database; unset it"
-        for name in _OTHER_DATABASES
-        if name in given
-    ]
+    others = [name for name in sorted(given) if name.endswith(environment.DATABASE_ENDINGS) and name not in decided]
+    faults += [f"{name} is set, and the sidecar brings its own database; unset it" for name in others]
     if given.get("HINDSIGHT_API_RERANKER_PROVIDER") == "local" and "HINDSIGHT_API_RERANKER_PROVIDER" not in decided:
         faults.append(
             "HINDSIGHT_API_RERANKER_PROVIDER is 'local', and no reranker is baked; bake one and set "
@@ -135,7 +131,7 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
     known = known_names(upstream) | set(decided)
     faults += [
         f"{name} is not a variable that hindsight-api {upstream.version} reads; did you mean {close}?"
-        for name in sorted(set(given) - known - _THE_CLIENTS)
+        for name in sorted(set(given) - known - _THE_CLIENTS - set(others))
         if not any(
             part.isdigit() for part in name.split("_")
         )  # one of a numbered series, spelt in the sources otherwise

@@ -14,7 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 
 async def send_json(send: Send, status: int, body: Any, headers: Headers | None = None, *, head: bool = False) -> None:  # noqa: ANN401 - JSON
     """Answer with a JSON body, or for a HEAD request with its headers alone."""
-    content = json.dumps(body, ensure_ascii=False).encode()
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()  # as hindsight-api writes its own
     kind = b"application/problem+json" if isinstance(body, dict) and "title" in body else b"application/json"
     await send(
         {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 PREFIX = "HINDSIGHT_SIDECAR_"
 API_PREFIX = "HINDSIGHT_API_"
+DATABASE_ENDINGS = ("DATABASE_URL", "DB_URL")
 
 # A Service called `hindsight-api` or `hindsight-sidecar` makes Kubernetes set these in every pod of its namespace.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
@@ -70,7 +71,7 @@ def sort(environ: Mapping[str, str], known: Iterable[str], secrets: Iterable[str
         for name in sorted(kept)
         if name.startswith("HINDSIGHT_")
         and not name.startswith(API_PREFIX)
-        and name.endswith(("DATABASE_URL", "DB_URL"))
+        and name.endswith(DATABASE_ENDINGS)
     ]
     if "HINDSIGHT_PGDATA" in kept and "PGDATA" not in kept:
         faults.append(

@@ -31,6 +31,13 @@ class ClientGoneError(Exception):
     """The client closed its connection."""
 
 
+def _end_to_end(headers: Headers) -> Headers:
+    """Return the headers that are not of one connection only, neither by their name nor by being named in `connection`."""
+    lowered = [(name.lower(), value) for name, value in headers]
+    named = {token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")}
+    return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name not in named]
+
+
 class Gateway:
     """An ASGI application. It changes no byte of a body and no header but those of the connection itself."""
 
@@ -128,7 +135,7 @@ class Gateway:
     async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _RequestBody(receive)
         request = self._request(scope, body)
-        work = asyncio.ensure_future(self._exchange(request, send))
+        work = asyncio.ensure_future(self._exchange(request, scope["path"], send))
         watch = asyncio.ensure_future(body.client_gone())
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -146,28 +153,24 @@ class Gateway:
     def _request(self, scope: Scope, body: "_RequestBody") -> httpx2.Request:
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        named = {
-            token.strip().lower()
-            for name, value in scope["headers"]
-            if name == b"connection"
-            for token in value.split(b",")
-        }
-        headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_BY_HOP and name not in named]
+        headers = _end_to_end(scope["headers"])
         chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
         has_body = chunked or any(name == b"content-length" for name, _ in headers)
         if chunked:
             headers = [item for item in headers if item[0] != b"content-length"]
             headers.append((b"transfer-encoding", b"chunked"))
         request = httpx2.Request(
-            scope["method"], f"http://{self._upstream}", content=body.stream() if has_body else None
+            scope["method"],
+            f"http://{self._upstream}",
+            content=body.stream() if has_body else None,
+            # The client's own path, bytes as they came: a URL object would encode them anew and take out dots.
+            extensions={"target": target},
         )
-        # The client's own path, bytes as they came: what is encoded stays encoded.
-        request.url = request.url.copy_with(raw_path=target)
         request.headers = httpx2.Headers([*headers, (b"connection", b"close")])
         body.expected = has_body
         return request
 
-    async def _exchange(self, request: httpx2.Request, send: Send) -> None:
+    async def _exchange(self, request: httpx2.Request, path: str, send: Send) -> None:
         started = False
         try:
             async with asyncio.timeout(self._timeout) as limit:
@@ -178,7 +181,7 @@ class Gateway:
                     {
                         "type": "http.response.start",
                         "status": response.status_code,
-                        "headers": [(n.lower(), v) for n, v in response.headers.raw if n.lower() not in _HOP_BY_HOP],
+                        "headers": _end_to_end(response.headers.raw),
                     }
                 )
                 started = True
@@ -186,9 +189,7 @@ class Gateway:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except (httpx2.HTTPError, TimeoutError) as error:
-            self._log.warning(
-                "hindsight-api did not answer", error=f"{type(error).__name__}: {error}", path=request.url.path
-            )
+            self._log.warning("hindsight-api did not answer", error=f"{type(error).__name__}: {error}", path=path)
             if started:
                 # Half an answer must not look like a whole one: the server closes the connection on this.
                 raise

@@ -84,35 +84,47 @@ class Listeners:
 
 
 @contextlib.contextmanager
-def no_signal_handlers() -> Iterator[None]:
+def _no_signal_handlers() -> Iterator[None]:
     """Stand in for uvicorn's own handling: the supervisor decides when the servers end."""
     yield
 
 
-async def serve_on(app: object, listener: socket.socket, *, grace: float) -> None:
-    """Serve an ASGI application on a socket until cancelled; then let what is under way end within `grace` seconds."""
-    import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
+class Server:
+    """An ASGI application served on a bound socket, from its making until `end`.
 
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]  # uvicorn's own protocol types are narrower than ASGI's
-        http="h11",  # it bounds the size of headers
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(grace)),
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = no_signal_handlers  # type: ignore[method-assign]
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        await asyncio.shield(serving)
-    except asyncio.CancelledError:
-        server.should_exit = True
-        await serving
-        raise
+    Attributes:
+        serving: done when the server has ended.
+
+    """
+
+    def __init__(self, app: object, listener: socket.socket, *, grace: float) -> None:
+        """Begin to serve; what is under way at the end gets `grace` seconds."""
+        import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
+
+        config = uvicorn.Config(
+            app,  # type: ignore[arg-type]  # uvicorn's own protocol types are narrower than ASGI's
+            http="h11",  # it bounds the size of headers
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(grace)),
+        )
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = _no_signal_handlers  # type: ignore[method-assign]
+        self.serving: asyncio.Task[None] = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def listening(self) -> None:
+        """Return once requests are answered, or once the server has ended."""
+        while not self._server.started and not self.serving.done():  # noqa: ASYNC110 - uvicorn has a flag, no event
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        """Let what is under way end, and close."""
+        self._server.should_exit = True
+        await asyncio.wait({self.serving})

@@ -3,21 +3,24 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar import api_environment, control, log
 from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
 from sidecar.gateway import Gateway
 from sidecar.hosts import AllowedHosts
-from sidecar.listeners import Listeners, serve_on
+from sidecar.listeners import Listeners, Server
 from sidecar.metrics import Metrics
 from sidecar.model import read
-from sidecar.serve import EXIT_FAULT, EXIT_GAVE_UP, EXIT_HARD_STOP, EXIT_STOPPED, leave
+from sidecar.serve import EXIT_FAULT, EXIT_GAVE_UP, EXIT_HARD_STOP, EXIT_SETTINGS, EXIT_STOPPED, leave
 from sidecar.settings import Settings
 from sidecar.status import Status
-from sidecar.supervisor import Supervisor
+from sidecar.upstream import Upstream
 from sidecar.welcome import text as welcome_text
+
+if TYPE_CHECKING:
+    from sidecar.supervisor import Supervisor
 
 _SERVER_GRACE = 1.0  # seconds that open connections get once the children are gone
 
@@ -27,7 +30,7 @@ def initscripts() -> Path:
     return Path(sys.prefix) / "share" / "hindsight-sidecar" / "initscripts"
 
 
-def check_api_variables(settings: Settings, found: Sorted, supervisor: Supervisor) -> None:
+def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) -> None:
     """Check the variables for hindsight-api before anything starts.
 
     Raises:
@@ -39,43 +42,63 @@ def check_api_variables(settings: Settings, found: Sorted, supervisor: Superviso
         decided = api_environment.owned(settings, read(settings.model_dir, settings.flavor))
     except BlockedError:
         return  # looked at again when there is a model
-    faults = api_environment.check(asked, decided, supervisor.upstream)
+    faults = api_environment.check(asked, decided, installed)
     if faults:
         raise SettingsError(*faults)
 
 
 class Sidecar:
-    """Everything that runs, with one way in and one way out.
-
-    Raises:
-        SettingsError: something named in the settings is not there.
-
-    """
+    """Everything that runs, with one way in and one way out."""
 
     def __init__(self, settings: Settings, found: Sorted, listeners: Listeners, *, welcome: bool = False) -> None:
         self._settings = settings
+        self._found = found
         self._listeners = listeners
         self._log = log.get("sidecar")
-        if found.links:
-            self._log.info("dropped Kubernetes' service links", names=found.links)
         self._status = Status()
         self._metrics = Metrics(self._status)
-        self._has_llm = api_environment.has_llm(found.kept)
-        self._supervisor = Supervisor(
-            settings, found.kept, self._status, initscripts(), first_ready=self._welcome if welcome else None
-        )
-        check_api_variables(settings, found, self._supervisor)
         self._gateway = Gateway(settings, self._status, self._metrics.count_refusal)
+        self._wants_welcome = welcome
+        self._supervisor: Supervisor | None = None
+        self._stop_asked: str | None = None
 
     def request_stop(self, why: str) -> None:
         """Ask for the end."""
-        self._supervisor.request_stop(why)
+        self._stop_asked = self._stop_asked or why
+        if self._supervisor is not None:
+            self._supervisor.request_stop(why)
+
+    def _make_supervisor(self) -> "Supervisor":
+        """Make the supervisor, while the probes are answered already: what it imports takes its time.
+
+        Raises:
+            SettingsError: something named in the settings is not there.
+
+        """
+        from sidecar.supervisor import Supervisor  # noqa: PLC0415
+
+        kept = self._found.kept
+        supervisor = Supervisor(
+            self._settings,
+            kept,
+            self._status,
+            initscripts(),
+            first_ready=self._welcome if self._wants_welcome else None,
+        )
+        check_api_variables(self._settings, self._found, supervisor.upstream)
+        if self._stop_asked is not None:
+            supervisor.request_stop(self._stop_asked)
+        return supervisor
 
     def _welcome(self) -> None:
         program = str(Path(sys.prefix) / "bin" / "hindsight-sidecar")
-        log.tell(welcome_text(self._settings, self._status.picture, has_llm=self._has_llm, program=program))
+        log.tell(
+            welcome_text(
+                self._settings, self._status.picture, has_llm=api_environment.has_llm(self._found.kept), program=program
+            )
+        )
 
-    def _servers(self) -> list[asyncio.Task[None]]:
+    def _servers(self) -> list[Server]:
         settings, listeners = self._settings, self._listeners
         app = control.build(settings, self._status, self._metrics)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
@@ -86,30 +109,40 @@ class Sidecar:
         ]
         if listeners.metrics is not None:
             served.append((control.metrics_app(self._metrics), listeners.metrics))
-        return [asyncio.create_task(serve_on(app, listener, grace=_SERVER_GRACE)) for app, listener in served]
+        return [Server(app, listener, grace=_SERVER_GRACE) for app, listener in served]
 
     async def run(self) -> int:
         """Run until the end; return the exit code."""
         servers = self._servers()
-        supervising = asyncio.create_task(self._supervisor.run())
-        self._log.info("sidecar started", **{name: str(v) for name, v in control.masked(self._settings).items() if v})
+        shown = {name: str(value) for name, value in control.masked(self._settings).items() if value}
+        self._log.info("sidecar started", **shown)
+        if self._found.links:
+            self._log.info("dropped Kubernetes' service links", names=self._found.links)
         try:
-            everything: set[asyncio.Task[Any]] = {supervising, *servers}
-            await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-            if not supervising.done():
-                self.request_stop("a server of ours ended")
-            stop = await supervising
+            await asyncio.gather(*(server.listening() for server in servers))
+            self._supervisor = self._make_supervisor()
+            return await self._supervise(self._supervisor, [server.serving for server in servers])
+        except SettingsError as error:
+            for fault in error.faults:
+                self._log.error("a setting cannot be used", fault=fault)
+            return leave(EXIT_SETTINGS, "; ".join(error.faults))
         except Exception:  # noqa: BLE001 - whatever it is, the exit code and the trace tell of it
             self._log.exception("unexpected fault")
             return leave(EXIT_FAULT, "an unexpected fault; the log has the trace")
         finally:
-            for server in servers:
-                server.cancel()
-            await asyncio.gather(*servers, return_exceptions=True)
+            await asyncio.gather(*(server.end() for server in servers))
             await self._gateway.close()
+
+    async def _supervise(self, supervisor: "Supervisor", servers: list[asyncio.Task[None]]) -> int:
+        supervising = asyncio.create_task(supervisor.run())
+        everything: set[asyncio.Task[Any]] = {supervising, *servers}
+        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        if not supervising.done():
+            self.request_stop("a server of ours ended")
+        stop = await supervising
         self._log.info("stopped", clean=stop.clean, seconds=round(stop.seconds, 2))
         if not stop.clean:
             return leave(EXIT_HARD_STOP, f"Postgres did not shut down within {self._settings.stop_grace:g} s")
-        if self._supervisor.gave_up is not None:
-            return leave(EXIT_GAVE_UP, f"{self._supervisor.gave_up} for too long: {self._supervisor.gave_up.detail}")
+        if supervisor.gave_up is not None:
+            return leave(EXIT_GAVE_UP, f"{supervisor.gave_up} for too long: {supervisor.gave_up.detail}")
         return EXIT_STOPPED

@@ -1,19 +1,18 @@
 """`hindsight-sidecar serve`: from the settings to the exit code."""
 
-import asyncio
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sidecar import log, paths, users
-from sidecar.environment import Sorted
+from sidecar import paths, users
 from sidecar.errors import SettingsError
-from sidecar.settings import Settings, load
 
 if TYPE_CHECKING:
+    from sidecar.environment import Sorted
     from sidecar.listeners import Listeners
+    from sidecar.settings import Settings
 
 EXIT_STOPPED = 0
 EXIT_FAULT = 1
@@ -39,17 +38,18 @@ def serve(*, welcome: bool) -> int:
     """Run the sidecar; return its exit code. With `welcome`, tell a person at the terminal what there is once ready."""
     try:
         if os.geteuid() == 0:
-            # Before anything else is imported: the same program starts again without root's rights.
+            # Before anything else is imported: the same program starts again without root's rights, and a probe waits.
             pgdata = Path(os.environ.get("PGDATA") or paths.PGDATA)
             run_dir = Path(os.environ.get("HINDSIGHT_SIDECAR_RUN_DIR") or paths.RUN_DIR)
             account = users.choose(os.environ.get("HINDSIGHT_SIDECAR_RUN_AS"), pgdata)
             users.make_run_dir(run_dir, account)
             users.make_volume(pgdata.parent, account)
             users.become(account)
+        from sidecar.listeners import Listeners  # noqa: PLC0415
+        from sidecar.settings import load  # noqa: PLC0415
+
         settings, found = load(os.environ)
         users.make_run_dir(settings.run_dir, None)
-        from sidecar.listeners import Listeners  # noqa: PLC0415 - not needed where the settings are wrong
-
         listeners = Listeners(settings)
     except SettingsError as error:
         for fault in error.faults:
@@ -57,6 +57,10 @@ def serve(*, welcome: bool) -> int:
         return leave(
             EXIT_SETTINGS, error.faults[0] if len(error.faults) == 1 else f"{len(error.faults)} faulty settings"
         )
+    import asyncio  # noqa: PLC0415 - the sockets are bound first
+
+    from sidecar import log  # noqa: PLC0415
+
     log.configure(settings.log_format, settings.log_level)
     try:
         return asyncio.run(_run(settings, found, listeners, welcome=welcome))
@@ -64,13 +68,12 @@ def serve(*, welcome: bool) -> int:
         log.close()
 
 
-async def _run(settings: Settings, found: Sorted, listeners: "Listeners", *, welcome: bool) -> int:
-    from sidecar.running import Sidecar  # noqa: PLC0415 - the sockets are bound first
+async def _run(settings: "Settings", found: "Sorted", listeners: "Listeners", *, welcome: bool) -> int:
+    import asyncio  # noqa: PLC0415
 
-    try:
-        sidecar = Sidecar(settings, found, listeners, welcome=welcome)
-    except SettingsError as error:
-        return leave(EXIT_SETTINGS, "; ".join(error.faults))
+    from sidecar.running import Sidecar  # noqa: PLC0415
+
+    sidecar = Sidecar(settings, found, listeners, welcome=welcome)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sidecar.request_stop, number.name)

@@ -58,6 +58,7 @@ async def stop_children(
     """
     began = time.monotonic()
     deadline = began + budget
+    last = min(_LAST, budget / 4)  # of the shortest budget, all would be too late for a fast shutdown
 
     def left() -> float:
         return max(deadline - time.monotonic(), 0.0)
@@ -72,7 +73,7 @@ async def stop_children(
     clean = True
     if postgres is not None:
         postgres.send(signal.SIGINT)
-        if await postgres.wait(max(left() - _LAST, 0.0)) is None:
+        if await postgres.wait(max(left() - last, 0.0)) is None:
             tell("Postgres takes too long to shut down and is stopped at once; the next start recovers from its log")
             clean = False
             postgres.send(signal.SIGQUIT)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sidecar import cluster, processes
+from sidecar import processes
 
 PROGRAM = Path(sys.prefix) / "bin" / "hindsight-sidecar"
 READY_WITHIN = 120.0  # seconds; some 12 on an idle machine with two cores
@@ -242,6 +242,7 @@ class RunningSidecar:
         wait_for(lambda: not self.postgres_pids(), 20, "Postgres gone")
 
 
-def marker(pgdata: Path) -> Path:
-    """Return the file by which a sidecar knows its own cluster."""
-    return pgdata / cluster.MARKER
+def give_to_the_sidecar(path: Path) -> None:
+    """Make a path belong to the user that the sidecar runs as."""
+    if os.geteuid() == 0:
+        shutil.chown(path, "hindsight", "hindsight")
