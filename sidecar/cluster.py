@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 
 from sidecar import processes
-from sidecar.errors import BlockedError, Reason
+from sidecar.errors import BlockedError, Reason, TransientError
 
 MARKER = "hindsight-sidecar.marker"  # written by initscripts/10-initdb before the cluster gets its final name
 PID_FILE = "postmaster.pid"
@@ -17,6 +17,10 @@ class Found(Enum):
 
     NOTHING = "nothing"
     CLUSTER = "cluster"
+
+
+class StillRunningError(TransientError):
+    """A PostgreSQL that is not our child works in the data directory; one that lost its sidecar is about to end."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +101,16 @@ def clear_stale_pid_file(pgdata: Path, proc: Path = processes.PROC) -> bool:
     in the file proves nothing, as it may by now be one of our own threads or any other process.
 
     Raises:
-        BlockedError: `volume-locked`, where PostgreSQL processes still work in the directory.
+        StillRunningError: PostgreSQL processes still work in the directory.
 
     """
     if not pgdata.is_dir():
         return False
     alive = processes.postgres_in(pgdata, proc)
     if alive:
-        raise BlockedError(
-            Reason.VOLUME_LOCKED,
+        raise StillRunningError(
             f"PostgreSQL process {alive[0]} still works in {pgdata}; it is left to end by itself "
-            f"(if it does not: stop whatever started it, or `kill -INT {alive[0]}`)",
-            retry_after=0.2,
+            f"(if it does not: stop whatever started it, or `kill -INT {alive[0]}`)"
         )
     path = pgdata / PID_FILE
     try:

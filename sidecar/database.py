@@ -11,6 +11,7 @@ from psycopg.rows import dict_row
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.errors import BlockedError, Reason
 from sidecar.model import Identity, Model
+from sidecar.rehearsal import CANARY_BANK
 
 SUPERUSER = "postgres"
 SCHEMA = "hindsight_sidecar"
@@ -48,11 +49,13 @@ async def memory_schemas(connection: Connection) -> dict[str, int]:
 
 
 async def count_memories(connection: Connection, schemas: Collection[str]) -> int:
-    """Count the rows of memory_units over the given schemas."""
+    """Count the rows of memory_units over the given schemas, but for those of our own bank, which is there for a moment."""
     total = 0
     for schema in schemas:
-        query = sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(schema, "memory_units"))
-        row = await (await connection.execute(query)).fetchone()
+        query = sql.SQL("SELECT count(*) AS n FROM {} WHERE bank_id <> %s").format(
+            sql.Identifier(schema, "memory_units")
+        )
+        row = await (await connection.execute(query, (CANARY_BANK,))).fetchone()
         total += int(str(row["n"])) if row else 0
     return total
 

@@ -69,9 +69,7 @@ def sort(environ: Mapping[str, str], known: Iterable[str], secrets: Iterable[str
         f"{name} is set, and the sidecar brings its own database; unset it, "
         "or bring the data over with `hindsight-sidecar migrate`"
         for name in sorted(kept)
-        if name.startswith("HINDSIGHT_")
-        and not name.startswith(API_PREFIX)
-        and name.endswith(DATABASE_ENDINGS)
+        if name.startswith("HINDSIGHT_") and not name.startswith(API_PREFIX) and name.endswith(DATABASE_ENDINGS)
     ]
     if "HINDSIGHT_PGDATA" in kept and "PGDATA" not in kept:
         faults.append(

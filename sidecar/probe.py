@@ -50,6 +50,8 @@ def ask(path: str) -> tuple[int, Any]:
         connection.request("GET", path)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"what answers there is no sidecar: {error}") from error
     finally:
         connection.close()
 
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> int:
     """Print the health and return the probe's exit code."""
     try:
         status, body = ask("/health")
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except OSError as error:
         sys.stderr.write(f"no sidecar answers at {control_socket()} ({error}); is it running, and is this its user?\n")
         return EXIT_NOT_REACHABLE
     if "--json" in arguments:

@@ -30,7 +30,7 @@ class Memory:
 
 
 MEMORIES = (
-    Memory("The harbour master repainted his sailing dinghy crimson.", "What colour is the boat now?"),
+    Memory("Our harbour master repainted his sailing dinghy crimson.", "What colour is the boat now?"),
     Memory(
         "Our physician recommended swallowing two tablets before breakfast.",
         "How should I take my medicine each morning?",

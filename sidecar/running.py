@@ -142,7 +142,10 @@ class Sidecar:
         stop = await supervising
         self._log.info("stopped", clean=stop.clean, seconds=round(stop.seconds, 2))
         if not stop.clean:
-            return leave(EXIT_HARD_STOP, f"Postgres did not shut down within {self._settings.stop_grace:g} s")
+            return leave(
+                EXIT_HARD_STOP,
+                f"Postgres was not shut down in order within {self._settings.stop_grace:g} s; its next start recovers",
+            )
         if supervisor.gave_up is not None:
             return leave(EXIT_GAVE_UP, f"{supervisor.gave_up} for too long: {supervisor.gave_up.detail}")
         return EXIT_STOPPED

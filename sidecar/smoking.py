@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import httpx2
 import psycopg
@@ -16,7 +17,7 @@ _SWEEPS = 5
 
 async def smoke(url: str, bank: str, environ: Mapping[str, str], *, local: bool) -> Report:
     """Run the rehearsal against a gateway; with `local`, also remove what hindsight-api's tracing kept of it."""
-    key = environ.get("HINDSIGHT_SIDECAR_API_KEY") or environ.get("HINDSIGHT_API_TENANT_API_KEY")
+    key = _key(environ)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     report = Report()
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False) as client:
@@ -30,6 +31,13 @@ async def smoke(url: str, bank: str, environ: Mapping[str, str], *, local: bool)
         except (psycopg.Error, OSError) as error:
             report.fault = report.fault or f"traces of the bank {bank} were not removed: {error}"
     return report
+
+
+def _key(environ: Mapping[str, str]) -> str | None:
+    path = environ.get("HINDSIGHT_SIDECAR_API_KEY_FILE")
+    if path is not None:
+        return Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    return environ.get("HINDSIGHT_SIDECAR_API_KEY") or environ.get("HINDSIGHT_API_TENANT_API_KEY")
 
 
 async def _sweep(bank: str) -> None:

@@ -50,11 +50,13 @@ async def stop_children(
     budget: float,
     *,
     checkpoint: Callable[[], Awaitable[None]],
+    shut_down: Callable[[], bool],
     tell: Callable[..., object],
 ) -> Stop:
     """Stop both children within `budget` seconds and reap them; Postgres is never left behind.
 
-    Postgres never gets SIGTERM: that shutdown waits for every client that is still connected.
+    Postgres never gets SIGTERM: that shutdown waits for every client that is still connected. One that had not come as
+    far as handling a signal ends with that signal; `shut_down` tells whether its data directory is in order.
     """
     began = time.monotonic()
     deadline = began + budget
@@ -81,7 +83,7 @@ async def stop_children(
                 postgres.send(signal.SIGKILL)
                 await postgres.wait(_AFTER_HARD)
         else:
-            clean = postgres.returncode == 0
+            clean = postgres.returncode == 0 or shut_down()
     if flush is not None:
         flush.cancel()
         await asyncio.wait({flush})

@@ -34,7 +34,8 @@ from sidecar.status import Status
 from sidecar.stopping import Stop, stop_children
 from sidecar.watch import TIMEOUT, ApiWatch, PostgresWatch
 
-_RETRY = 1.0  # seconds until a step that failed for a passing reason is tried again
+_RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
+_ORPHAN_PATIENCE = 30.0  # seconds
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
 _SWEEPS = 10  # looks, a second apart, for traces that our own bank left
 _NO_SPACE = "No space left on device"
@@ -90,6 +91,7 @@ class Supervisor:
         self._postgres_watch = PostgresWatch(settings.run_dir, self._changed.set)
         self._api_watch = ApiWatch(self._client, self._changed.set)
         self._blocked_since: float | None = None
+        self._orphan_since: float | None = None
 
     def request_stop(self, why: str) -> None:
         """Ask for the end, from a signal handler; asking again changes nothing."""
@@ -147,7 +149,9 @@ class Supervisor:
             world.postgres = self._postgres_watch.server
         if self._api is not None:
             was, world.api = world.api, self._api_watch.server
-            if world.api is Server.UNRESPONSIVE and was is not Server.UNRESPONSIVE:
+            # Without Postgres it cannot answer: the time until it counts as hung begins when Postgres is up.
+            since_now = was is not Server.UNRESPONSIVE or world.postgres is not Server.UP
+            if world.api is Server.UNRESPONSIVE and since_now:
                 world.api_unresponsive_since = time.monotonic()
                 world.proved = False
             elif world.api is not Server.UNRESPONSIVE:
@@ -272,8 +276,7 @@ class Supervisor:
 
     async def _prepare_cluster(self) -> None:
         found = cluster.inspect(self.settings.pgdata)
-        if cluster.clear_stale_pid_file(self.settings.pgdata):
-            self._log.info("removed a stale postmaster.pid", pgdata=str(self.settings.pgdata))
+        self._clear_stale_pid_file()
         self._binaries = postgres_binaries.choose(self.settings.pg_bindir, found.major)
         if found.found is cluster.Found.NOTHING:
             self._check_can_initdb()
@@ -290,6 +293,19 @@ class Supervisor:
                 raise BlockedError(Reason.NO_SPACE, _no_space(self.settings.volume), retry_after=10)
             raise TransientError(f"10-initdb ended with {code}: {said}")
         self.world.cluster_prepared = True
+
+    def _clear_stale_pid_file(self) -> None:
+        now = time.monotonic()
+        try:
+            if cluster.clear_stale_pid_file(self.settings.pgdata):
+                self._log.info("removed a stale postmaster.pid", pgdata=str(self.settings.pgdata))
+        except cluster.StillRunningError as error:
+            # After a sidecar was killed, its Postgres takes a moment for its own shutdown. Longer than that is no such case.
+            self._orphan_since = self._orphan_since or now
+            if now - self._orphan_since > _ORPHAN_PATIENCE:
+                raise BlockedError(Reason.VOLUME_LOCKED, str(error)) from error
+            raise
+        self._orphan_since = None
 
     def _check_can_initdb(self) -> None:
         if "LD_PRELOAD" not in self._identity and not users.has_entry(os.geteuid()):
@@ -395,12 +411,20 @@ class Supervisor:
         self._publish()
         self._cancel("sweep", "api-watch", "postgres-watch")
         stop = await stop_children(
-            self._api, self._postgres, self.settings.stop_grace, checkpoint=self._checkpoint, tell=self._log.info
+            self._api,
+            self._postgres,
+            self.settings.stop_grace,
+            checkpoint=self._checkpoint,
+            shut_down=self._is_shut_down,
+            tell=self._log.info,
         )
         self._cancel("postgres-end", "api-end")
         await self._client.aclose()
         self._lock.release()
         return stop
+
+    def _is_shut_down(self) -> bool:
+        return self._binaries is not None and postgres_binaries.is_shut_down(self._binaries, self.settings.pgdata)
 
     async def _checkpoint(self) -> None:
         async with await database.connect(self.settings.run_dir, database.SUPERUSER) as connection:

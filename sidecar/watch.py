@@ -21,9 +21,8 @@ _COUNT_SHARE = 50
 def postgres_state(error: Exception) -> Server:
     """Tell from a failed connection what Postgres is doing."""
     text = str(error)
-    if "consistent recovery state" in text or "not yet accepting connections" in text or "starting up" in text:
-        return Server.RECOVERING if "recovery" in text or "not yet accepting" in text else Server.STARTING
-    return Server.STARTING
+    recovering = "in recovery mode" in text or "not yet accepting connections" in text
+    return Server.RECOVERING if recovering else Server.STARTING
 
 
 class PostgresWatch:
