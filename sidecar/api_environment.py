@@ -102,6 +102,8 @@ def defaults() -> dict[str, str]:
     return {
         "HINDSIGHT_API_RERANKER_PROVIDER": "rrf",  # needs no second model
         "HINDSIGHT_API_LLM_PROVIDER": "none",
+        # It asks the LLM something at each start and waits for minutes where no answer comes; memories need none.
+        "HINDSIGHT_API_SKIP_LLM_VERIFICATION": "true",
     }
 
 

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from sidecar import __version__
-from sidecar.asgi import App, Receive, Scope, Send, problem, send_json
+from sidecar.asgi import App, Message, Receive, Scope, Send, problem, send_json
 from sidecar.hosts import AllowedHosts
 from sidecar.metrics import CONTENT_TYPE, Metrics
 from sidecar.settings import Address, Settings, setting_names
@@ -34,7 +34,19 @@ class Marked:
             await send_json(send, 421, body)
             return
         scope[_MARK] = self._listener
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            # Some probes ask with HEAD alone; FastAPI has no such routes.
+            scope["method"], send = "GET", _without_body(send)
         await self._app(scope, receive, send)
+
+
+def _without_body(send: Send) -> Send:
+    async def send_headers(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_headers
 
 
 def _administrator(request: Request) -> None:

@@ -99,8 +99,8 @@ class Gateway:
         if self._key is None:
             return True
         given = [value for name, value in headers if name == b"authorization"]
-        expected = self._key.get_secret_value().encode()
-        return len(given) == 1 and hmac.compare_digest(given[0].removeprefix(b"Bearer "), expected)
+        expected = b"Bearer " + self._key.get_secret_value().encode()
+        return len(given) == 1 and hmac.compare_digest(given[0], expected)
 
     async def _answer(self, path: str, send: Send, *, head: bool) -> None:
         picture = self._status.picture

@@ -94,15 +94,16 @@ def embedded_bindir() -> Path | None:
 
 def _installed(debian: Path) -> list[Binaries]:
     """List the machine's own installations, newest first."""
-    found = []
-    for bindir in debian.glob("*/bin"):
-        if not (bindir / "postgres").exists():
-            continue
-        try:
-            found.append(inspect(bindir))
-        except (OSError, subprocess.SubprocessError) as error:
-            found.append(Binaries(bindir, 0, f"unknown ({error})", None))
+    found = [_inspect_any(bindir) for bindir in debian.glob("*/bin") if (bindir / "postgres").exists()]
     return sorted(found, key=lambda binaries: binaries.major, reverse=True)
+
+
+def _inspect_any(bindir: Path) -> Binaries:
+    """Inspect an installation that nobody asked for by name: one that is broken must not hide the others."""
+    try:
+        return inspect(bindir)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Binaries(bindir, 0, f"unknown ({error})", None)
 
 
 def choose(configured: Path | None, cluster_major: int | None, debian: Path = DEBIAN) -> Binaries:
@@ -125,7 +126,7 @@ def choose(configured: Path | None, cluster_major: int | None, debian: Path = DE
         candidates = [chosen]
     else:
         embedded = embedded_bindir()
-        candidates = [*_installed(debian), *([inspect(embedded)] if embedded else [])]
+        candidates = [*_installed(debian), *([_inspect_any(embedded)] if embedded else [])]
     usable = [binaries for binaries in candidates if binaries.fault is None]
     if cluster_major is not None:
         usable_majors = [binaries for binaries in usable if binaries.major == cluster_major]

@@ -38,6 +38,13 @@ def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) 
 
     """
     asked = api_environment.given(found.kept)
+    tenant_key = asked.get("HINDSIGHT_API_TENANT_API_KEY")
+    if settings.api_key is not None and tenant_key not in (None, settings.api_key.get_secret_value()):
+        # One Authorization header passes both.
+        raise SettingsError(
+            "HINDSIGHT_SIDECAR_API_KEY and HINDSIGHT_API_TENANT_API_KEY differ, and a client sends one key for both; "
+            "set them to the same value, or set one of them"
+        )
     try:
         decided = api_environment.owned(settings, read(settings.model_dir, settings.flavor))
     except BlockedError:

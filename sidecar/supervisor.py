@@ -376,7 +376,13 @@ class Supervisor:
     # Children ---------------------------------------------------------------------------------------------------
 
     def _spawn(self, script: str, name: str, env: Mapping[str, str], death_signal: signal.Signals) -> Child:
-        hear = log.ChildLines(name, self.settings.child_log_level)
+        passed_on = log.ChildLines(name, self.settings.child_log_level)
+
+        def hear(line: str) -> None:
+            passed_on(line)
+            if name == "postgres":
+                self._postgres_watch.hear(line)
+
         cwd = self._working_directory
         return Child.start(name, [str(self._scripts / script)], env=env, cwd=cwd, death_signal=death_signal, hear=hear)
 

@@ -31,7 +31,7 @@ def _of_uid(uid: int, gid: int) -> Account:
 
 def _parse(text: str) -> Account:
     user, _, group = text.partition(":")
-    if user.isdigit() and (group.isdigit() or not group):
+    if user.isascii() and user.isdigit() and (not group or (group.isascii() and group.isdigit())):
         account = _of_uid(int(user), int(group or user))
         account = Account(account.uid, int(group), account.name) if group else account
     elif group:

@@ -1,6 +1,7 @@
 """Looks at Postgres and hindsight-api in the background, so that no probe ever waits for either."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ _EAGER = 0.1  # seconds between looks at what is starting
 TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
 # Counting takes time that grows with the memories, so it is done the more rarely the longer it took.
 _COUNT_SHARE = 50
+# "LOG:  database system was not properly shut down; automatic recovery in progress", then every ten seconds
+# "LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/5A3F2C8" (PostgreSQL 15 and later).
+_RECOVERY = re.compile(r"LOG: +.*?(automatic recovery in progress|redo in progress, .*)$")
 
 
 def postgres_state(error: Exception) -> Server:
@@ -26,7 +30,10 @@ def postgres_state(error: Exception) -> Server:
 
 
 class PostgresWatch:
-    """Asks one query of our own database over one connection, again and again.
+    """Asks one query of our own database over one connection, again and again, and listens to what Postgres logs.
+
+    A server that replays its log after a crash refuses connections with the same words as one that just starts; only
+    its own lines tell the two apart.
 
     Attributes:
         server: what was seen last.
@@ -41,13 +48,21 @@ class PostgresWatch:
         self._changed = changed
         self._connection: database.Connection | None = None
         self._count_due = 0.0
+        self._recovering: str | None = None
         self.server = Server.DOWN
         self.fault: str | None = None
         self.memory_count: int | None = None
         self.dimension: int | None = None
 
+    def hear(self, line: str) -> None:
+        """Take one line of Postgres' log."""
+        if self.server in (Server.STARTING, Server.RECOVERING) and (found := _RECOVERY.search(line)):
+            self._recovering = found[1]
+            self._see(Server.RECOVERING, found[1])
+
     async def run(self) -> None:
         """Watch until cancelled."""
+        self._recovering = None
         self._see(Server.STARTING, None)
         look: asyncio.Task[None] | None = None
         try:
@@ -72,10 +87,11 @@ class PostgresWatch:
             self._see(Server.UP, None)
         elif isinstance(error, psycopg.Error | OSError):
             self._drop()
-            seen = postgres_state(error)
+            seen = Server.RECOVERING if self._recovering else postgres_state(error)
             if self.server in (Server.UP, Server.UNRESPONSIVE) and seen is Server.STARTING:
                 seen = Server.UNRESPONSIVE
-            self._see(seen, str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__)
+            said = str(error).strip().splitlines()
+            self._see(seen, self._recovering or (said[-1] if said else type(error).__name__))
         else:
             raise error
 

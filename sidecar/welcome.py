@@ -36,7 +36,7 @@ def text(settings: Settings, picture: Picture, *, has_llm: bool, program: str) -
         f"  curl -s {bank}/memories {json} \\",
         """       -d '{"items": [{"content": "The spare key is under the blue flower pot."}], "async": false}'""",
         f"  curl -s {bank}/memories/recall {json} \\",
-        """       -d '{"query": "How do I get in when I am locked out?"}'""",
+        """       -d '{"query": "Where can I find the key to the house?"}'""",
         f"  {runner} smoke",
         "",
     ]

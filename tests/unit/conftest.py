@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from sidecar import model
 from sidecar.upstream import Upstream
+
+# The same examples in every run, and no stop-watch on a busy machine.
+settings.register_profile("unit", derandomize=True, deadline=None)
+settings.load_profile("unit")
 
 IDENTITY = {
     "id": "BAAI/bge-small-en-v1.5",
@@ -35,10 +40,10 @@ def short_path() -> Iterator[Path]:
 def bake(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that makes a model directory; keywords change its manifest."""
 
-    def make(files: dict[str, bytes] | None = None, **changes: Any) -> Path:
+    def make(content: dict[str, bytes] | None = None, **changes: Any) -> Path:
         directory = tmp_path / "model"
         directory.mkdir(exist_ok=True)
-        content = {"model.onnx": b"weights", "tokenizer.json": b"{}"} if files is None else files
+        content = {"model.onnx": b"weights", "tokenizer.json": b"{}"} if content is None else content
         for name, data in content.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(data)

@@ -18,6 +18,7 @@ from sidecar.child import LINE_MAX, Child, LineSplitter
 T = TypeVar("T")
 ENV = {"PATH": "/usr/bin:/bin", "GIVEN": "yes"}
 WITHIN = 20.0  # seconds, for what takes none
+FDS = Path("/proc/self/fd")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -40,7 +41,7 @@ async def heard(script: str) -> tuple[int | None, list[str]]:
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop turn until a condition holds; the deadline is `run`'s."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - of another process, which has no event
         await asyncio.sleep(0.005)
 
 
@@ -131,8 +132,7 @@ def test_a_signal_is_a_negative_exit_status() -> None:
 
 def test_several_may_wait_and_one_may_give_up() -> None:
     async def work() -> None:
-        child = shell("read line", print)
-        child.send(signal.SIGSTOP)
+        child = shell("exec sleep 600")
         waits = [asyncio.ensure_future(child.wait()) for _ in range(3)]
         await asyncio.sleep(0)
         waits[0].cancel()
@@ -156,12 +156,10 @@ def test_a_program_that_is_not_there_is_told_by_its_exit_code() -> None:
 
 def test_a_directory_that_is_not_there_is_an_error_and_leaves_nothing_open() -> None:
     async def work() -> None:
-        before = os.listdir("/proc/self/fd")
+        before = list(FDS.iterdir())
         with pytest.raises(OSError, match="nonexistent"):
-            Child.start(
-                "it", ["/bin/true"], env=ENV, cwd=Path("/nonexistent"), death_signal=signal.SIGKILL, hear=print
-            )
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+            Child.start("it", ["/bin/true"], env=ENV, cwd=Path("/nonexistent"), death_signal=signal.SIGKILL, hear=print)
+        assert len(list(FDS.iterdir())) == len(before)
 
     run(work())
 
@@ -178,10 +176,12 @@ def test_it_has_the_given_environment_and_nothing_else() -> None:
 
 def test_it_has_a_session_of_its_own_no_input_and_no_descriptor_of_ours() -> None:
     async def work() -> None:
-        with Path("/etc/passwd").open("rb") as ours:
+        with Path("/etc/passwd").open("rb") as ours:  # noqa: ASYNC230
             os.set_inheritable(ours.fileno(), True)  # noqa: FBT003
             lines: list[str] = []
-            child = shell("ls /proc/self/fd; cat; ps -o sid= -p $$ 2>/dev/null || cut -d' ' -f6 /proc/$$/stat", lines.append)
+            child = shell(
+                "ls /proc/self/fd; cat; ps -o sid= -p $$ 2>/dev/null || cut -d' ' -f6 /proc/$$/stat", lines.append
+            )
             assert await child.wait() == 0
         assert lines[:-1] == ["0", "1", "2", "3"]  # 3: the directory that ls reads
         assert int(lines[-1]) == child.pid
@@ -203,6 +203,20 @@ def test_its_last_words_are_heard_before_its_end_is_told() -> None:
             child = shell("printf 'x%.0s\\n' $(seq 500)", lines.append)
             await child.wait()
             assert len(lines) == 500
+
+    run(work())
+
+
+def test_its_last_words_are_heard_also_where_its_end_is_seen_first() -> None:
+    async def work() -> None:
+        lines: list[str] = []
+        child = shell("printf 'x%.0s\\n' $(seq 500); printf last", lines.append)
+        # The loop must not turn: nothing was read yet.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        child._loop.remove_reader(child._output)
+        child._reap()
+        assert child.returncode == 0
+        assert len(lines) == 501
 
     run(work())
 
@@ -311,9 +325,9 @@ def test_nothing_is_left_open_of_children_that_ended() -> None:
         before = await count()
         for _ in range(5):
             await heard("echo x")
-        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+        await until(lambda: len(list(FDS.iterdir())) <= before)
 
     async def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(FDS.iterdir()))
 
     run(work(count))

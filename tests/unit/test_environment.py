@@ -71,7 +71,7 @@ def test_a_setting_that_is_no_secret_has_no_file() -> None:
 
 
 def test_a_secret_and_its_file_are_not_both_set() -> None:
-    (fault,) = sort(HINDSIGHT_SIDECAR_TOKEN="a", HINDSIGHT_SIDECAR_TOKEN_FILE="/x").faults
+    (fault,) = sort(HINDSIGHT_SIDECAR_TOKEN="a", HINDSIGHT_SIDECAR_TOKEN_FILE="/x").faults  # noqa: S106
     assert fault == "HINDSIGHT_SIDECAR_TOKEN and HINDSIGHT_SIDECAR_TOKEN_FILE are both set; set one of them"
 
 
@@ -79,7 +79,6 @@ def test_a_secret_and_its_file_are_not_both_set() -> None:
 def test_another_database_is_never_silently_ignored(name: str) -> None:
     (fault,) = sort(**{name: "postgresql://elsewhere/x"}).faults
     assert fault.startswith(f"{name} is set, and the sidecar brings its own database; unset it")
-    assert "hindsight-sidecar migrate" in fault
     assert "elsewhere" not in fault  # it may hold a password
 
 
@@ -105,7 +104,9 @@ def test_nearest_ignores_the_prefix_that_all_share() -> None:
     assert environment.nearest("HINDSIGHT_SIDECAR_RUNDIR", OURS) == "HINDSIGHT_SIDECAR_RUN_DIR"
 
 
-@given(st.dictionaries(st.text(st.characters(codec="ascii", exclude_characters="=\0"), min_size=1), st.text(max_size=9)))
+@given(
+    st.dictionaries(st.text(st.characters(codec="ascii", exclude_characters="=\0"), min_size=1), st.text(max_size=9))
+)
 def test_what_has_neither_prefix_is_kept_as_it_is(environ: dict[str, str]) -> None:
     environ = {name: value for name, value in environ.items() if not name.startswith("HINDSIGHT_")}
     assert environment.sort(environ, OURS, SECRETS) == environment.Sorted(environ, [], [])

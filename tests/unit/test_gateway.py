@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sidecar.gateway import Gateway
-from sidecar.listeners import bind_tcp, serve_on
+from sidecar.listeners import Server, bind_tcp
 from sidecar.machine import Phase, State
 from sidecar.settings import Address, Settings
 from sidecar.status import STALE_AFTER, Status
@@ -32,6 +31,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             return await work
 
     return asyncio.run(bounded())
+
+
+def noise(size: int) -> bytes:
+    """Return bytes of every value, in an order that shows any displacement."""
+    return b"".join(number.to_bytes(4, "little") for number in range(0, size * 1000, 4001))[:size].ljust(size, b"\0")
 
 
 def free_address() -> Address:
@@ -153,13 +157,12 @@ async def rig(*, with_upstream: bool = True, **changes: Any) -> AsyncIterator[Ri
         postgres={"state": "up"},
         upstream_version={"api_version": "1.1.0", "features": {"mcp": True}},
     )
-    serving = asyncio.create_task(serve_on(gateway, listener, grace=1.0))
+    serving = Server(gateway, listener, grace=1.0)
     server = await asyncio.start_server(made.upstream, *upstream_address) if with_upstream else None
     try:
         yield made
     finally:
-        serving.cancel()
-        await asyncio.wait({serving})
+        await serving.end()
         await gateway.close()
         if server is not None:
             server.close()
@@ -172,7 +175,7 @@ async def rig(*, with_upstream: bool = True, **changes: Any) -> AsyncIterator[Ri
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
 def test_a_request_body_of_known_length_arrives_byte_for_byte(size: int) -> None:
-    body = random.Random(size).randbytes(size)
+    body = noise(size)
 
     async def work() -> None:
         async with rig() as it:
@@ -243,9 +246,8 @@ def test_a_client_that_waits_for_continue_gets_it() -> None:
     run(work())
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
+def test_path_and_query_arrive_as_they_were_sent() -> None:
+    targets = [
         "/v1/default/banks/a%2Fb/memories",
         "/v1/a%2fb/%C3%A9/%41",
         "/v1/banks/x?q=a%20b&q=a+b&empty=&flag",
@@ -255,33 +257,26 @@ def test_a_client_that_waits_for_continue_gets_it() -> None:
         "/lone%/percent%zz?and=100%&x=%",
         "/x?a=b?c=d#",
         "/x;p=1,2?;&=;",
-    ],
-)
-def test_path_and_query_arrive_as_they_were_sent(target: str) -> None:
+        "/x?q=" + "y" * 40_000,
+    ]
+
     async def work() -> None:
         async with rig() as it:
-            await it.call(f"GET {target}")
-            assert it.seen[0].target == target.encode()
+            for target in targets:
+                await it.call(f"GET {target}")
+            assert [seen.target.decode() for seen in it.seen] == targets
 
     run(work())
 
 
-def test_a_very_long_query_arrives() -> None:
+def test_every_method_passes() -> None:
+    methods = ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"]
+
     async def work() -> None:
         async with rig() as it:
-            target = "/x?q=" + "y" * 40_000
-            await it.call(f"GET {target}")
-            assert it.seen[0].target == target.encode()
-
-    run(work())
-
-
-@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"])
-def test_every_method_passes(method: str) -> None:
-    async def work() -> None:
-        async with rig() as it:
-            assert (await it.call(f"{method} /x")).body == b"ok"
-            assert it.seen[0].start == f"{method} /x HTTP/1.1".encode()
+            for method in methods:
+                assert (await it.call(f"{method} /x")).body == b"ok"
+            assert [seen.start.decode() for seen in it.seen] == [f"{method} /x HTTP/1.1" for method in methods]
 
     run(work())
 
@@ -293,7 +288,9 @@ def test_request_headers_pass_but_for_those_of_the_connection() -> None:
                 "GET /x\naccept-encoding: br\naccept: a\naccept: b\nuser-agent: agent/1\ncookie: a=1\ncookie: b=2\n"
                 "authorization: Bearer tenant\nx-forwarded-for: 10.0.0.1\nx-latin: caf\u00e9\n"
                 "connection: keep-alive, X-Mine\nx-mine: 1\nkeep-alive: timeout=5\nte: trailers\n"
-                "proxy-authorization: Basic eA==\nproxy-connection: keep-alive\nupgrade: h2c\ntrailer: x".encode("latin-1")
+                "proxy-authorization: Basic eA==\nproxy-connection: keep-alive\nupgrade: h2c\ntrailer: x".encode(
+                    "latin-1"
+                )
             )
             names = [name.lower() for name, _ in it.seen[0].headers]
             assert names == [
@@ -382,7 +379,7 @@ def test_an_answer_that_has_no_body_by_its_status(status: bytes) -> None:
             async with it.connection() as (reader, writer):
                 writer.write(b"GET /x HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 answer = await read_head(reader)
-                assert answer.start == b"HTTP/1.1 " + status[:3] + b" " or answer.status == int(status[:3])
+                assert answer.status == int(status[:3])
                 assert answer.all(b"etag") == [b"x"]
                 assert await reader.read() == b""
 
@@ -427,7 +424,7 @@ def test_a_stream_may_take_longer_than_the_time_for_an_answer() -> None:
 
 
 def test_a_large_answer_arrives_whole() -> None:
-    body = random.Random(1).randbytes(3_000_000)
+    body = noise(3_000_000)
 
     async def work() -> None:
         async with rig() as it:
@@ -467,7 +464,7 @@ def test_a_client_that_goes_is_gone_for_the_upstream_too() -> None:
                 await asked.wait()
                 assert it.gateway.in_flight == 1
             await gone.wait()
-            while it.gateway.in_flight:
+            while it.gateway.in_flight:  # noqa: ASYNC110 - a number, no event
                 await asyncio.sleep(0.005)
             assert not it.refusals
 
@@ -490,7 +487,7 @@ def test_a_client_that_goes_in_the_middle_of_its_body_leaves_half_a_request() ->
                 writer.write(b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6\r\n\r\nabc")
                 await asked.wait()
             await ended.wait()
-            while it.gateway.in_flight:
+            while it.gateway.in_flight:  # noqa: ASYNC110 - a number, no event
                 await asyncio.sleep(0.005)
 
     run(work())
@@ -513,16 +510,16 @@ def test_half_an_answer_does_not_look_like_a_whole_one(half: bytes) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("last_words", [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n"])
-def test_an_upstream_that_ends_before_it_answers_is_502(last_words: bytes) -> None:
+def test_an_upstream_that_ends_before_it_answers_is_502() -> None:
     async def work() -> None:
         async with rig() as it:
-            it.answer = last_words
-            answer = await it.call("POST /x\ncontent-length: 2", b"hi")
-            assert answer.status == 502
-            assert "may have been stored" in answer.json()["detail"]
-            assert answer.all(b"content-type") == [b"application/problem+json"]
-            assert it.refusals == {"failed": 1}
+            for last_words in (b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n"):
+                it.answer = last_words
+                answer = await it.call("POST /x\ncontent-length: 2", b"hi")
+                assert answer.status == 502, last_words
+                assert "may have been stored" in answer.json()["detail"]
+                assert answer.all(b"content-type") == [b"application/problem+json"]
+            assert it.refusals == {"failed": 3}
 
     run(work())
 
@@ -568,19 +565,20 @@ def test_no_answer_in_time_is_504() -> None:
         (State(Phase.MAINTENANCE, "dump"), "maintenance(dump)"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/default/banks", "/health/other", "/"])
-def test_while_not_ready_a_call_is_503_at_once_with_the_phase(state: State, phase: str, path: str) -> None:
+def test_while_not_ready_a_call_is_503_at_once_with_the_phase(state: State, phase: str) -> None:
     async def work() -> None:
         async with rig() as it:
             it.status.update(state=state)
-            answer = await it.call(f"POST {path}\ncontent-length: 100000")  # answered without waiting for the body
-            assert answer.status == 503
-            assert answer.all(b"retry-after") == [b"2"]
-            assert answer.all(b"content-type") == [b"application/problem+json"]
-            assert phase in answer.json()["detail"]
-            assert (answer.json()["state"], answer.json()["subject"]) == (state.phase, state.subject)
+            for path in ("/v1/default/banks", "/health/other", "/"):
+                # Answered without waiting for the body.
+                answer = await it.call(f"POST {path}\ncontent-length: 100000")
+                assert answer.status == 503
+                assert answer.all(b"retry-after") == [b"2"]
+                assert answer.all(b"content-type") == [b"application/problem+json"]
+                assert phase in answer.json()["detail"]
+                assert (answer.json()["state"], answer.json()["subject"]) == (state.phase, state.subject)
             assert not it.seen
-            assert it.refusals == {"not-ready": 1}
+            assert it.refusals == {"not-ready": 3}
 
     run(work())
 
@@ -635,43 +633,48 @@ def test_live_and_version_are_answered_here_in_any_state() -> None:
 # Who may -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8888", "", "localhost.evil"])
 @pytest.mark.parametrize("path", ["/health", "/v1/default/banks"])
-def test_a_foreign_host_is_refused_everywhere(host: str, path: str) -> None:
+def test_a_foreign_host_is_refused_everywhere(path: str) -> None:
     async def work() -> None:
         async with rig() as it:
-            head = f"GET {path}" if host else f"GET {path}\nhost:"
-            answer = await it.call(head, host=host)
-            assert answer.status == 421
-            assert "HINDSIGHT_SIDECAR_ALLOWED_HOSTS" in answer.json()["detail"]
+            for host in ("evil.example", "127.0.0.1.evil.example:8888", "", "localhost.evil"):
+                answer = await it.call(f"GET {path}" if host else f"GET {path}\nhost:", host=host)
+                assert answer.status == 421, host
+                assert "HINDSIGHT_SIDECAR_ALLOWED_HOSTS" in answer.json()["detail"]
             assert not it.seen
-            assert it.refusals == {"foreign-host": 1}
+            assert it.refusals == {"foreign-host": 4}
 
     run(work())
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "[::1]:8888", "127.0.0.1", "hermes:8888"])
-def test_our_own_hosts_pass(host: str) -> None:
+def test_our_own_hosts_pass() -> None:
     async def work() -> None:
         async with rig(allowed_hosts=("hermes",)) as it:
-            assert (await it.call("GET /x", host=host)).status == 200
+            for host in ("localhost", "LOCALHOST:1", "[::1]:8888", "127.0.0.1", "hermes:8888"):
+                assert (await it.call("GET /x", host=host)).status == 200, host
 
     run(work())
 
 
-@pytest.mark.parametrize(
-    "given", ["", "authorization: Bearer wrong", "authorization: Bearer the-key2", "authorization: Basic the-key",
-              "authorization: Bearer the-key\nauthorization: Bearer the-key", "x-api-key: the-key"],
-)  # fmt: skip
-def test_a_key_is_demanded_where_one_is_set(given: str) -> None:
+def test_a_key_is_demanded_where_one_is_set() -> None:
+    tried = [
+        "accept: */*",
+        "authorization: Bearer wrong",
+        "authorization: Bearer the-key2",
+        "authorization: Basic the-key",
+        "authorization: Bearer the-key\nauthorization: Bearer the-key",
+        "x-api-key: the-key",
+    ]
+
     async def work() -> None:
         async with rig(api_key=KEY) as it:
-            answer = await it.call("GET /x" + ("\n" + given if given else ""))
-            assert answer.status == 401
-            assert answer.all(b"www-authenticate") == [b"Bearer"]
-            assert KEY.encode() not in answer.body
+            for given in tried:
+                answer = await it.call(f"GET /x\n{given}")
+                assert answer.status == 401, given
+                assert answer.all(b"www-authenticate") == [b"Bearer"]
+                assert KEY.encode() not in answer.body
             assert not it.seen
-            assert it.refusals == {"unauthorized": 1}
+            assert it.refusals == {"unauthorized": len(tried)}
 
     run(work())
 
@@ -692,7 +695,7 @@ def test_a_websocket_is_refused() -> None:
     async def work() -> None:
         sent = []
 
-        async def send(message: Any) -> None:  # noqa: RUF029 - ASGI's own form
+        async def send(message: Any) -> None:
             sent.append(message)
 
         async with rig() as it:

@@ -116,7 +116,9 @@ def test_the_longest_possible_run_directory_is_one_that_a_socket_fits_in(environ
     assert "bytes" in faults(environ(HINDSIGHT_SIDECAR_RUN_DIR=two_bytes))[0]
 
 
-@pytest.mark.parametrize("name", ["PGDATA", "RUN_DIR", "PG_BINDIR", "API_VENV", "MODEL_DIR", "RERANKER_DIR", "TOKENIZER_DIR"])
+@pytest.mark.parametrize(
+    "name", ["PGDATA", "RUN_DIR", "PG_BINDIR", "API_VENV", "MODEL_DIR", "RERANKER_DIR", "TOKENIZER_DIR"]
+)
 def test_a_relative_path_is_a_fault(name: str, environ: Environ) -> None:
     variable = name if name == "PGDATA" else P + name
     (fault,) = faults(environ(**{variable: "somewhere/else"}))
@@ -182,9 +184,7 @@ def test_an_empty_secret_is_a_fault_and_no_open_door(content: str, environ: Envi
 
 def test_a_secret_and_its_file_are_not_both_set(environ: Environ, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("b")
-    (fault,) = faults(
-        environ(HINDSIGHT_SIDECAR_TOKEN="a", HINDSIGHT_SIDECAR_TOKEN_FILE=str(tmp_path / "secret"))
-    )
+    (fault,) = faults(environ(HINDSIGHT_SIDECAR_TOKEN="a", HINDSIGHT_SIDECAR_TOKEN_FILE=str(tmp_path / "secret")))  # noqa: S106
     assert "are both set" in fault
 
 
@@ -208,24 +208,29 @@ def test_every_kind_of_fault_is_told_at_once(environ: Environ, tmp_path: Path) -
             HINDSIGHT_SIDECAR_API_KEY="",
         )
     )
-    expected = ("LISTN", "DATABASE_URL", "HINDSIGHT_PGDATA", "FLAVOR", "STOP_GRACE", "CONTROL_LISTEN", "TOKEN", "API_KEY")
+    expected = (
+        "LISTN",
+        "DATABASE_URL",
+        "HINDSIGHT_PGDATA",
+        "FLAVOR",
+        "STOP_GRACE",
+        "CONTROL_LISTEN",
+        "TOKEN",
+        "API_KEY",
+    )
     for name in expected:
         assert [name for fault in told if name in fault.split(" is ")[0].split(":")[0]], name
     assert len(told) == len(expected)
 
 
 def test_a_faulty_secret_is_not_told_a_second_time_as_a_missing_one(environ: Environ, tmp_path: Path) -> None:
-    told = faults(
-        environ(HINDSIGHT_SIDECAR_LISTEN="0.0.0.0:1", HINDSIGHT_SIDECAR_API_KEY_FILE=str(tmp_path / "none"))
-    )
+    told = faults(environ(HINDSIGHT_SIDECAR_LISTEN="0.0.0.0:1", HINDSIGHT_SIDECAR_API_KEY_FILE=str(tmp_path / "none")))
     assert len(told) == 1
     assert "cannot be read" in told[0]
 
 
 def test_service_links_are_told_and_not_read(environ: Environ) -> None:
-    settings, found = load(
-        environ(HINDSIGHT_SIDECAR_PORT="tcp://10.0.0.7:8888", HINDSIGHT_API_SERVICE_HOST="10.0.0.7")
-    )
+    settings, found = load(environ(HINDSIGHT_SIDECAR_PORT="tcp://10.0.0.7:8888", HINDSIGHT_API_SERVICE_HOST="10.0.0.7"))
     assert found.links == ["HINDSIGHT_API_SERVICE_HOST", "HINDSIGHT_SIDECAR_PORT"]
     assert settings == Settings()
 

@@ -1,0 +1,127 @@
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from sidecar import listeners
+from sidecar.errors import SettingsError
+from sidecar.listeners import Listeners, bind_tcp, bind_unix, lock_run_dir
+from sidecar.settings import Address, Settings
+
+
+def taken() -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+def test_an_address_that_stays_taken_names_the_setting_that_moves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_TAKEN_PATIENCE", 0.1)
+    with taken() as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SettingsError) as caught:
+            bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", port))
+    (fault,) = caught.value.faults
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in fault
+    assert "set HINDSIGHT_SIDECAR_LISTEN to a free address" in fault
+
+
+def test_an_address_that_is_left_meanwhile_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = taken()
+    address = Address(*listener.getsockname())
+    monkeypatch.setattr(listeners.time, "sleep", lambda _: listener.close())  # the first pause is when it ends
+    with bind_tcp("X", address) as second:
+        assert second.getsockname() == tuple(address)
+
+
+def test_an_address_that_is_not_ours_names_the_setting_too() -> None:
+    with pytest.raises(SettingsError, match="HINDSIGHT_SIDECAR_LISTEN"):
+        bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("203.0.113.7", 8888))
+
+
+def test_an_address_just_left_can_be_taken_again() -> None:
+    with bind_tcp("X", Address("127.0.0.1", _free())) as first:
+        address = Address(*first.getsockname())
+        with socket.create_connection(address) as client:
+            served, _ = first.accept()
+            served.close()  # the closing side waits in TIME_WAIT
+            client.recv(1)
+    with bind_tcp("X", address) as second:
+        assert second.getsockname() == tuple(address)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_ipv6_is_bound_as_such() -> None:
+    with bind_tcp("X", Address("::1", _free())) as listener:
+        assert listener.family is socket.AF_INET6
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# The control socket --------------------------------------------------------------------------------------------
+
+
+def test_the_control_socket_is_ours_alone_whatever_the_umask(short_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with bind_unix(short_path / "control.sock"):
+            mode = (short_path / "control.sock").stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert mode & 0o777 == 0o600
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
+def test_the_socket_of_a_sidecar_that_was_killed_is_replaced(short_path: Path) -> None:
+    path = short_path / "control.sock"
+    bind_unix(path).close()
+    assert path.exists()
+    with bind_unix(path), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+# The run directory ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_has_one_sidecar(tmp_path: Path) -> None:
+    first = lock_run_dir(tmp_path)
+    assert not os.get_inheritable(first)
+    with pytest.raises(SettingsError, match=r"another sidecar uses the run directory .* HINDSIGHT_SIDECAR_RUN_DIR"):
+        lock_run_dir(tmp_path)
+    os.close(first)
+    os.close(lock_run_dir(tmp_path))
+
+
+def test_a_link_in_place_of_its_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "sidecar.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock_run_dir(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_all_listeners_of_one_sidecar(short_path: Path) -> None:
+    ports = [_free() for _ in range(4)]
+    settings = Settings(
+        run_dir=short_path,
+        listen=Address("127.0.0.1", ports[0]),
+        control_listen=Address("127.0.0.1", ports[1]),
+        metrics_listen=Address("127.0.0.1", ports[2]),
+        api_listen=Address("127.0.0.1", ports[3]),
+    )
+    made = Listeners(settings)
+    assert made.metrics is not None
+    bound = [made.gateway, made.control, made.metrics]
+    assert [one.getsockname()[1] for one in bound] == ports[:3]
+    with socket.create_server(("127.0.0.1", ports[3])):  # left for hindsight-api
+        pass
+    for one in (*bound, made.socket):
+        one.close()
+    os.close(made._run_lock)

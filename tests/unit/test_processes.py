@@ -1,0 +1,100 @@
+"""A /proc made by hand: what must be seen in the real one cannot be made to happen there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sidecar.processes import Process, all_processes, postgres_in
+
+
+class Proc:
+    def __init__(self, root: Path) -> None:
+        self.root = root / "proc"
+        self.root.mkdir()
+        for name in ("self", "sys", "uptime.d"):
+            (self.root / name).mkdir()
+        (self.root / "stat").write_text("cpu 1 2 3\n")
+
+    def add(self, pid: int, name: str, cwd: Path | None, state: str = "S", entry: str | None = None) -> None:
+        directory = self.root / (entry or str(pid))
+        directory.mkdir(parents=True)
+        (directory / "stat").write_text(f"{pid} ({name}) {state} 1 {pid} {pid} 0 -1 4194560\n")
+        if cwd is not None:
+            (directory / "cwd").symlink_to(cwd)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+@pytest.fixture
+def pgdata(tmp_path: Path) -> Path:
+    path = tmp_path / "pgdata"
+    path.mkdir()
+    return path
+
+
+def test_a_postgres_that_works_in_the_directory_is_found(proc: Proc, pgdata: Path) -> None:
+    proc.add(41, "postgres", pgdata)
+    proc.add(7, "postmaster", pgdata, "D")
+    assert postgres_in(pgdata, proc.root) == [7, 41]
+
+
+def test_it_is_found_by_any_path_that_leads_there(proc: Proc, pgdata: Path, tmp_path: Path) -> None:
+    (tmp_path / "other-name").symlink_to(pgdata)
+    proc.add(41, "postgres", tmp_path / "other-name")
+    assert postgres_in(pgdata, proc.root) == [41]
+    assert postgres_in(tmp_path / "other-name", proc.root) == [41]
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_a_dead_one_that_nobody_waited_for_does_not_count(state: str, proc: Proc, pgdata: Path) -> None:
+    proc.add(41, "postgres", pgdata, state)
+    assert postgres_in(pgdata, proc.root) == []
+
+
+def test_one_of_another_directory_does_not_count(proc: Proc, pgdata: Path, tmp_path: Path) -> None:
+    (tmp_path / "sibling").mkdir()
+    proc.add(41, "postgres", tmp_path / "sibling")
+    assert postgres_in(pgdata, proc.root) == []
+
+
+def test_another_program_in_the_directory_does_not_count(proc: Proc, pgdata: Path) -> None:
+    proc.add(41, "bash", pgdata)
+    proc.add(42, "pg_dump", pgdata)
+    assert postgres_in(pgdata, proc.root) == []
+
+
+def test_a_thread_is_no_process(proc: Proc, pgdata: Path) -> None:
+    # A2: the number of a dead postmaster may by now be a thread of ours.
+    proc.add(40, "python3", pgdata)
+    proc.add(41, "postgres", pgdata, entry="40/task/41")
+    assert postgres_in(pgdata, proc.root) == []
+
+
+def test_one_that_may_not_be_looked_at_does_not_count(proc: Proc, pgdata: Path) -> None:
+    proc.add(41, "postgres", None)
+    assert postgres_in(pgdata, proc.root) == []
+
+
+@pytest.mark.parametrize("name", ["tmux: server", "a) Z 1 (b", ")", "(sd-pam)", "postgres) Z (x", "\u00e9"])
+def test_names_may_hold_anything(name: str, proc: Proc, pgdata: Path) -> None:
+    proc.add(41, name, pgdata)
+    status = pgdata.stat()
+    assert list(all_processes(proc.root)) == [Process(41, name, "S", (status.st_dev, status.st_ino))]
+    assert postgres_in(pgdata, proc.root) == []
+
+
+def test_one_that_ends_while_it_is_looked_at_is_left_out(proc: Proc, pgdata: Path) -> None:
+    (proc.root / "41").mkdir()
+    proc.add(42, "postgres", pgdata)
+    assert [process.pid for process in all_processes(proc.root)] == [42]
+
+
+def test_the_real_proc_has_this_process() -> None:
+    here = Path.cwd().stat()
+    found = {process.pid: process for process in all_processes()}
+    assert found[os.getpid()].cwd == (here.st_dev, here.st_ino)
+    assert postgres_in(Path("/proc")) == []

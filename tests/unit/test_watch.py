@@ -1,0 +1,116 @@
+import asyncio
+from collections.abc import Callable
+
+import httpx2
+import psycopg
+import pytest
+
+from sidecar import watch
+from sidecar.machine import Server
+from sidecar.watch import ApiWatch, postgres_state
+
+
+@pytest.mark.parametrize(
+    ("said", "server"),
+    [
+        ("FATAL:  the database system is starting up", Server.STARTING),
+        ("FATAL:  the database system is not yet accepting connections\nDETAIL:  Consistent recovery state has not been yet reached.",
+         Server.RECOVERING),
+        ("FATAL:  the database system is in recovery mode", Server.RECOVERING),
+        ('connection to server on socket "/run/hindsight/.s.PGSQL.5432" failed: No such file or directory', Server.STARTING),
+        ("FATAL:  sorry, too many clients already", Server.STARTING),
+    ],
+)  # fmt: skip
+def test_what_postgres_is_doing_is_told_by_how_it_refuses(said: str, server: Server) -> None:
+    assert postgres_state(psycopg.OperationalError(said)) is server
+
+
+Answer = Callable[[httpx2.Request], httpx2.Response]
+
+
+def looked(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> list[tuple[Server, str | None]]:
+    """Return what a watch saw at each change, with these answers and then none."""
+    monkeypatch.setattr(watch, "INTERVAL", 0.0)
+    monkeypatch.setattr(watch, "_EAGER", 0.0)
+    seen: list[tuple[Server, str | None]] = []
+
+    async def work() -> None:
+        done = asyncio.Event()
+
+        async def answer(request: httpx2.Request) -> httpx2.Response:
+            if not answers:
+                done.set()
+                await asyncio.Event().wait()
+            return answers.pop(0)(request)
+
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
+            made = ApiWatch(client, lambda: seen.append((made.server, made.fault)))
+            watching = asyncio.ensure_future(made.run())
+            async with asyncio.timeout(20):
+                await done.wait()
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    asyncio.run(work())
+    return seen
+
+
+def refuse(request: httpx2.Request) -> httpx2.Response:
+    raise httpx2.ConnectError("refused", request=request)
+
+
+def well(_: httpx2.Request) -> httpx2.Response:
+    return httpx2.Response(200)
+
+
+def ill(_: httpx2.Request) -> httpx2.Response:
+    return httpx2.Response(503, text="no database")
+
+
+def test_an_api_that_was_not_up_yet_is_starting_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = looked([refuse, refuse, ill, well, well], monkeypatch)
+    assert seen == [
+        (Server.STARTING, None),
+        (Server.STARTING, "refused"),
+        (Server.STARTING, "/health answered 503: no database"),
+        (Server.UP, None),
+    ]
+
+
+def test_an_api_that_was_up_is_unresponsive_until_it_answers_well_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = looked([well, ill, refuse, well], monkeypatch)
+    assert [server for server, _ in seen] == [
+        Server.STARTING, Server.UP, Server.UNRESPONSIVE, Server.UNRESPONSIVE, Server.UP,
+    ]  # fmt: skip
+
+
+def test_an_api_that_hangs_is_seen_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "TIMEOUT", 0.05)
+    seen: list[tuple[Server, str | None]] = []
+
+    async def work() -> None:
+        hung = asyncio.Event()
+        first = True
+
+        async def answer(_: httpx2.Request) -> httpx2.Response:
+            nonlocal first
+            if not first:
+                await asyncio.Event().wait()
+            first = False
+            return httpx2.Response(200)
+
+        def changed() -> None:
+            seen.append((made.server, made.fault))
+            if made.server is Server.UNRESPONSIVE:
+                hung.set()
+
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
+            made = ApiWatch(client, changed)
+            watching = asyncio.ensure_future(made.run())
+            async with asyncio.timeout(20):
+                await hung.wait()
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    asyncio.run(work())
+    assert seen[-1] == (Server.UNRESPONSIVE, "no answer to /health within 0.05 s")
