@@ -100,6 +100,11 @@ setup: sidecar-env dev-env stand-in ## Make all that the tests need: every versi
 	@for version in 1.1.0 0.8.4; do for flavor in onnx torch; do \
 	    $(MAKE) api-env HINDSIGHT_VERSION=$$version FLAVOR=$$flavor; done; done
 
+.PHONY: setup-ci
+setup-ci: ## The same on a plain machine, with the programs that some tests and lint use (root)
+	@command -v strace shellcheck > /dev/null || { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck; }
+	@$(MAKE) setup
+
 .PHONY: test unit lint format locks
 test: setup ## Run every test (ARGS=... goes to pytest)
 	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' '$(DEV)/bin/python' -P -m pytest $(ARGS)

@@ -119,4 +119,6 @@ def smoke(url: Url = None, as_json: Json = False) -> None:
         for step in report.steps:
             typer.echo(f"ok    {step['step']:<32} {step['seconds']:6.3f} s  {step['shown']}")
         typer.echo(f"FAILED  {report.fault}" if report.fault else "smoke passed: memories come back by their meaning")
+    if report.unreachable:
+        raise typer.Exit(EXIT_NOT_REACHABLE)
     raise typer.Exit(EXIT_FAILED if report.fault else EXIT_DONE)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import time
 from collections.abc import AsyncIterator, Callable
 
 import httpx2
@@ -49,7 +50,7 @@ class Gateway:
         self._log = log.get("gateway")
         self._timeout = settings.gateway_timeout
         self._upstream = str(settings.api_listen)
-        self.in_flight = 0
+        self._began = time.monotonic()
         # A connection of its own for every call: a kept one may be closed by the other side at the very moment a
         # memory is sent over it, and whether it was stored would be anybody's guess.
         self._client = httpx2.AsyncClient(
@@ -89,11 +90,7 @@ class Gateway:
         if not self._status.ready:
             await self._refuse_for_now(send, head=head)
             return
-        self.in_flight += 1
-        try:
-            await self._pass_through(scope, receive, send)
-        finally:
-            self.in_flight -= 1
+        await self._pass_through(scope, receive, send)
 
     def _authorized(self, headers: Headers) -> bool:
         if self._key is None:
@@ -110,7 +107,8 @@ class Gateway:
             await send_json(send, 200 if ready else 503, self._status.body(), extra, head=head)
         elif path == LIVE_PATH:
             version = picture.upstream_version.get("api_version")
-            await send_json(send, 200, {"status": "alive", "version": version}, head=head)
+            uptime = round(time.monotonic() - self._began, 1)
+            await send_json(send, 200, {"status": "alive", "version": version, "uptime_seconds": uptime}, head=head)
         else:
             await send_json(send, 200, picture.upstream_version, head=head)
 

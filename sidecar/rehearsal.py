@@ -43,6 +43,10 @@ class RehearsalError(SidecarError):
     """A step of the rehearsal did not do what an agent relies on."""
 
 
+class UnreachableError(RehearsalError):
+    """Nobody listens at the address."""
+
+
 @dataclass
 class Report:
     """What was done and seen.
@@ -50,11 +54,13 @@ class Report:
     Attributes:
         steps: for each step its name, its duration in seconds, and what it showed.
         fault: what went wrong at the step after the last, None where nothing did.
+        unreachable: whether that was nobody answering.
 
     """
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     fault: str | None = None
+    unreachable: bool = False
 
     def add(self, name: str, began: float, shown: str) -> None:
         """Append a step that began at this monotonic time."""
@@ -88,6 +94,8 @@ class Agent:
         what = f"{method} {self._path}{path}"
         try:
             response = await self._client.request(method, self._path + path, json=body)
+        except httpx2.ConnectError as error:
+            raise UnreachableError(f"{what} found nobody at {self._client.base_url}: {error}") from error
         except httpx2.HTTPError as error:
             raise RehearsalError(f"{what} failed: {type(error).__name__} {error}") from error
         if not response.is_success:

@@ -8,7 +8,7 @@ import httpx2
 import psycopg
 
 from sidecar import database, probe
-from sidecar.rehearsal import RehearsalError, Report
+from sidecar.rehearsal import RehearsalError, Report, UnreachableError
 from sidecar.rehearsal import smoke as rehearse
 
 _TIMEOUT = 60.0  # seconds for one call
@@ -25,6 +25,7 @@ async def smoke(url: str, bank: str, environ: Mapping[str, str], *, local: bool)
             await rehearse(client, bank, report)
         except RehearsalError as error:
             report.fault = str(error)
+            report.unreachable = isinstance(error, UnreachableError)
     if local:
         try:
             await _sweep(bank)
