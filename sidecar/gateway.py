@@ -40,7 +40,12 @@ def _end_to_end(headers: Headers) -> Headers:
 
 
 class Gateway:
-    """An ASGI application. It changes no byte of a body and no header but those of the connection itself."""
+    """An ASGI application. It changes no byte of a body and no header but those of the connection itself.
+
+    Attributes:
+        in_flight: calls that hindsight-api is answering now.
+
+    """
 
     def __init__(self, settings: Settings, status: Status, count: Callable[[str], None]) -> None:
         self._status = status
@@ -51,6 +56,7 @@ class Gateway:
         self._timeout = settings.gateway_timeout
         self._upstream = str(settings.api_listen)
         self._began = time.monotonic()
+        self.in_flight = 0
         # A connection of its own for every call: a kept one may be closed by the other side at the very moment a
         # memory is sent over it, and whether it was stored would be anybody's guess.
         self._client = httpx2.AsyncClient(
@@ -90,7 +96,11 @@ class Gateway:
         if not self._status.ready:
             await self._refuse_for_now(send, head=head)
             return
-        await self._pass_through(scope, receive, send)
+        self.in_flight += 1
+        try:
+            await self._pass_through(scope, receive, send)
+        finally:
+            self.in_flight -= 1
 
     def _authorized(self, headers: Headers) -> bool:
         if self._key is None:

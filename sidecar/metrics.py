@@ -1,8 +1,8 @@
 """Prometheus metrics: what `/health` tells, as numbers; docs/metrics.md is the table, and a test compares the two."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -64,6 +64,16 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+
+        self._in_flight = Gauge(
+            f"{_PREFIX}_gateway_calls_in_flight",
+            "Memory calls that hindsight-api is answering.",
+            registry=self.registry,
+        )
+
+    def watch_calls(self, in_flight: Callable[[], int]) -> None:
+        """Ask this for the calls in flight at each scrape."""
+        self._in_flight.set_function(in_flight)
 
     def count_refusal(self, reason: str) -> None:
         """Count a call that did not get through to hindsight-api."""

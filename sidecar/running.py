@@ -65,6 +65,7 @@ class Sidecar:
         self._status = Status()
         self._metrics = Metrics(self._status)
         self._gateway = Gateway(settings, self._status, self._metrics.count_refusal)
+        self._metrics.watch_calls(lambda: self._gateway.in_flight)
         self._wants_welcome = welcome
         self._supervisor: Supervisor | None = None
         self._stop_asked: str | None = None
