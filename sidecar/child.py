@@ -113,6 +113,10 @@ class Child:
         """The exit status once it has ended (negative: the signal that ended it), None before."""
         return self._exited.result() if self._exited.done() else None
 
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Have this called, from the event loop, once it has ended."""
+        self._exited.add_done_callback(lambda _: call())
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens where it has ended already."""
         if not self._exited.done():

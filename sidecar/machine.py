@@ -86,6 +86,24 @@ class World:
         self.database_checked = False
         self.proved = False
 
+    def see_postgres(self, server: Server) -> None:
+        """Take what is seen of Postgres now."""
+        if server is not Server.UP and self.postgres is Server.UP:
+            self.proved = False
+        self.postgres = server
+
+    def see_api(self, server: Server, now: float) -> None:
+        """Take what is seen of hindsight-api now.
+
+        Without Postgres it cannot answer: the time until it counts as hung begins when Postgres is up.
+        """
+        if server is not Server.UNRESPONSIVE:
+            self.api_unresponsive_since = None
+        elif self.api is not Server.UNRESPONSIVE or self.postgres is not Server.UP:
+            self.api_unresponsive_since = now
+            self.proved = False
+        self.api = server
+
     def api_ended(self) -> None:
         """Forget what held for the hindsight-api that is gone."""
         self.api = Server.DOWN

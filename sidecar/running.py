@@ -10,6 +10,7 @@ from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
 from sidecar.gateway import Gateway
 from sidecar.hosts import AllowedHosts
+from sidecar.initscripts import installed
 from sidecar.listeners import Listeners, Server
 from sidecar.metrics import Metrics
 from sidecar.model import read
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from sidecar.supervisor import Supervisor
 
 _SERVER_GRACE = 1.0  # seconds that open connections get once the children are gone
-
-
-def initscripts() -> Path:
-    """Return where this installation keeps its init scripts."""
-    return Path(sys.prefix) / "share" / "hindsight-sidecar" / "initscripts"
 
 
 def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) -> None:
@@ -90,10 +86,10 @@ class Sidecar:
             self._settings,
             kept,
             self._status,
-            initscripts(),
+            installed(),
             first_ready=self._welcome if self._wants_welcome else None,
         )
-        check_api_variables(self._settings, self._found, supervisor.upstream)
+        check_api_variables(self._settings, self._found, supervisor.installed)
         if self._stop_asked is not None:
             supervisor.request_stop(self._stop_asked)
         return supervisor

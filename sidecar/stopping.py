@@ -11,6 +11,7 @@ import psycopg
 
 _API_SHARE = 5.0  # seconds, or half of the budget; with an LLM call outstanding it would take over 35
 _LAST = 1.0  # seconds before the end of the budget at which Postgres gets SIGQUIT
+_FLUSH_PATIENCE = 0.2  # seconds; the connection of a checkpoint that was cut off is nobody's loss
 _AFTER_HARD = 5.0  # seconds to reap what was killed
 
 
@@ -86,7 +87,7 @@ async def stop_children(
             clean = postgres.returncode == 0 or shut_down()
     if flush is not None:
         flush.cancel()
-        await asyncio.wait({flush})
+        await asyncio.wait({flush}, timeout=_FLUSH_PATIENCE)
     return Stop(clean, time.monotonic() - began)
 
 

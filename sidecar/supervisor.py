@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -12,34 +10,22 @@ from typing import Any
 import httpx2
 import psycopg
 
-from sidecar import (
-    api_environment,
-    cluster,
-    database,
-    log,
-    machine,
-    model,
-    postgres_binaries,
-    rehearsal,
-    sizing,
-    upstream,
-    users,
-    volume,
-)
+from sidecar import api_environment, database, log, machine, model, upstream, users, volume
 from sidecar.child import Child
-from sidecar.errors import BlockedError, Reason, SidecarError, TransientError
+from sidecar.errors import BlockedError, SidecarError, TransientError
+from sidecar.hindsight_api import HindsightApi
+from sidecar.initscripts import InitScripts
 from sidecar.machine import Decision, Fault, Phase, Server, State, Step, World
+from sidecar.postgres import Postgres
+from sidecar.rehearsal import RehearsalError
 from sidecar.settings import Settings
 from sidecar.status import Status
 from sidecar.stopping import Stop, stop_children
-from sidecar.watch import TIMEOUT, ApiWatch, PostgresWatch
 
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
-_ORPHAN_PATIENCE = 30.0  # seconds
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
-_SWEEPS = 10  # looks, a second apart, for traces that our own bank left
-_NO_SPACE = "No space left on device"
-_OOM_SCORE = "500"  # of 1000: short of memory, the kernel takes hindsight-api rather than the database
+_REMIND = 60.0  # seconds between log lines that say why it is not ready
+_CANCEL_PATIENCE = 0.5  # seconds for a step to end once cancelled; a server that hangs must not hold a stop up
 
 
 class Supervisor:
@@ -47,7 +33,7 @@ class Supervisor:
 
     Attributes:
         world: what the decisions are made from.
-        upstream: the installed hindsight-api.
+        installed: the installed hindsight-api.
         gave_up: the state in which it was blocked for too long, None where it was not.
 
     """
@@ -57,58 +43,50 @@ class Supervisor:
         settings: Settings,
         environ: Mapping[str, str],
         status: Status,
-        initscripts: Path,
+        scripts: Path,
         *,
         first_ready: Callable[[], None] | None = None,
     ) -> None:
-        self.settings = settings
-        self._first_ready = first_ready
         self.world = World()
-        self.status = status
+        self.installed = upstream.find(settings.api_venv)
         self.gave_up: State | None = None
+        self._settings = settings
         self._environ = environ
-        self._scripts = initscripts
+        self._status = status
+        self._first_ready = first_ready
         self._log = log.get("sidecar")
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._lock = volume.VolumeLock(settings.volume)
-        self._machine = sizing.this_machine()
-        self._identity = users.identity_environment(settings.run_dir, settings.run_dir / "home")
-        self._binaries: postgres_binaries.Binaries | None = None
-        self.upstream = upstream.find(settings.api_venv)
         self._known_revisions: frozenset[str] | None = None
         self._model: model.Model | None = None
-        self._postgres: Child | None = None
-        self._api: Child | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._client = httpx2.AsyncClient(
-            base_url=f"http://{settings.api_listen}",
-            headers=_upstream_key(environ),
-            limits=httpx2.Limits(max_keepalive_connections=0),
-            timeout=httpx2.Timeout(30.0, connect=TIMEOUT),
-            trust_env=False,
-        )
-        self._postgres_watch = PostgresWatch(settings.run_dir, self._changed.set)
-        self._api_watch = ApiWatch(self._client, self._changed.set)
         self._blocked_since: float | None = None
-        self._orphan_since: float | None = None
+        self._told = 0.0
+        home = settings.run_dir / "home"
+        home.mkdir(mode=0o700, exist_ok=True)
+        self._identity = users.identity_environment(settings.run_dir, home)
+        self._cwd = api_environment.make_directories(settings.run_dir)
+        runner = InitScripts(scripts, self._cwd, settings.child_log_level)
+        changed = self._changed.set
+        self._postgres = Postgres(settings, runner, self._identity, environ.get("TZ", "UTC"), changed)
+        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
 
     def request_stop(self, why: str) -> None:
         """Ask for the end, from a signal handler; asking again changes nothing."""
         if not self._stop_asked.is_set():
-            self._log.info("stopping", why=why, phase=str(self.status.picture.state))
+            self._log.info("stopping", why=why, phase=str(self._status.picture.state))
         self._stop_asked.set()
         self._changed.set()
 
     async def run(self) -> Stop:
         """Supervise until asked to stop or until giving up; return once Postgres is reaped."""
-        self._prepare()
+        self._tell_what_is_known()
         try:
             while True:
                 self._changed.clear()
                 self._observe()
                 now = time.monotonic()
-                decision = machine.decide(self.world, now, api_hung_after=self.settings.api_hung_after)
+                decision = machine.decide(self.world, now, api_hung_after=self._settings.api_hung_after)
                 if decision.step is Step.STOP:
                     break
                 if decision.step is Step.WAIT:
@@ -119,89 +97,67 @@ class Supervisor:
             stop = await self._end()
         return stop
 
-    def _prepare(self) -> None:
-        home = self.settings.run_dir / "home"
-        home.mkdir(mode=0o700, exist_ok=True)
-        self._working_directory = api_environment.make_directories(self.settings.run_dir)
-        self.status.update(
-            pgdata=str(self.settings.pgdata),
-            versions={"hindsight-api": self.upstream.version, "postgres": None},
-            upstream_version=upstream.expected_version_body(
-                self.upstream, {**api_environment.defaults(), **api_environment.given(self._environ)}
-            ),
+    def _tell_what_is_known(self) -> None:
+        expected = {**api_environment.defaults(), **api_environment.given(self._environ)}
+        self._status.update(
+            pgdata=str(self._settings.pgdata),
+            versions={"hindsight-api": self.installed.version, "postgres": None},
+            upstream_version=upstream.expected_version_body(self.installed, expected),
         )
-        with contextlib.suppress(BlockedError):  # shown from the first second on; START_API says what is wrong with it
-            self.status.update(model=model.read(self.settings.model_dir, self.settings.flavor).to_json())
+        with contextlib.suppress(BlockedError):  # shown from the first second on; CHECK_DATABASE says what is wrong
+            self._status.update(model=model.read(self._settings.model_dir, self._settings.flavor).to_json())
 
     # What is seen -----------------------------------------------------------------------------------------------
 
     def _observe(self) -> None:
         """Take what the watches and the children tell into the world, and the world into the picture."""
+        now = time.monotonic()
         world = self.world
         world.stopping = world.stopping or self._stop_asked.is_set()
-        if self._postgres is not None and self._postgres.returncode is not None:
-            self._postgres_ended(self._postgres)
-        if self._api is not None and self._api.returncode is not None:
-            self._api_ended(self._api)
-        if self._postgres is not None:
-            if self._postgres_watch.server is not Server.UP and world.postgres is Server.UP:
-                world.proved = False
-            world.postgres = self._postgres_watch.server
-        if self._api is not None:
-            was, world.api = world.api, self._api_watch.server
-            # Without Postgres it cannot answer: the time until it counts as hung begins when Postgres is up.
-            since_now = was is not Server.UNRESPONSIVE or world.postgres is not Server.UP
-            if world.api is Server.UNRESPONSIVE and since_now:
-                world.api_unresponsive_since = time.monotonic()
-                world.proved = False
-            elif world.api is not Server.UNRESPONSIVE:
-                world.api_unresponsive_since = None
-        self._publish()
+        if (ended := self._postgres.forget()) is not None:
+            self._log.warning("postgres ended", pid=ended.pid, status=ended.returncode)
+            world.postgres_ended()
+            world.postgres_restarts.record(now)
+            if (no_space := self._postgres.no_space(ended)) is not None:
+                self._fault(no_space)
+        if (ended := self._api.forget()) is not None:
+            self._log.warning("hindsight-api ended", pid=ended.pid, status=ended.returncode)
+            world.api_ended()
+            world.api_restarts.record(now)
+        if self._postgres.child is not None:
+            world.see_postgres(self._postgres.watch.server)
+        if self._api.child is not None:
+            world.see_api(self._api.watch.server, now)
+        for watching in (self._postgres.watching, self._api.watching):
+            if watching is not None and watching.done():
+                watching.result()  # a watch that ended by itself has a defect: better no sidecar than a blind one
+        self._publish(now)
 
-    def _publish(self) -> None:
-        now = time.monotonic()
-        state = machine.state_of(self.world, now)
+    def _publish(self, now: float) -> None:
         world = self.world
-        before = self.status.picture.state
-        if state.phase is Phase.READY:
-            world.ever_ready = True
-        self.status.update(
+        state = machine.state_of(world, now)
+        before = self._status.picture.state
+        world.ever_ready = world.ever_ready or state.phase is Phase.READY
+        postgres, api = self._postgres, self._api
+        self._status.update(
             state=state,
             sampled=now,
             ever_ready=world.ever_ready,
-            memory_count=self._postgres_watch.memory_count,
-            postgres=_component(
-                world.postgres, self._postgres, world.postgres_restarts.total, self._postgres_watch.fault
-            ),
-            api=_component(world.api, self._api, world.api_restarts.total, self._api_watch.fault),
+            memory_count=postgres.watch.memory_count,
+            postgres=_component(world.postgres, postgres.child, world.postgres_restarts.total, postgres.watch.fault),
+            api=_component(world.api, api.child, world.api_restarts.total, api.watch.fault),
         )
-        if (state.phase, state.subject, state.detail) != (before.phase, before.subject, before.detail):
-            tell = self._log.warning if state.phase in (Phase.BLOCKED, Phase.DEGRADED) else self._log.info
+        reminder = state.phase is not Phase.READY and now - self._told > _REMIND
+        if state != before or reminder:
+            tell = self._log.warning if reminder or state.phase in (Phase.BLOCKED, Phase.DEGRADED) else self._log.info
             tell("state", state=str(state), **({"detail": state.detail} if state.detail else {}))
+            self._told = now
         if state.phase is Phase.READY and self._first_ready is not None:
             self._first_ready()
             self._first_ready = None
         self._blocked_since = (self._blocked_since or now) if state.phase is Phase.BLOCKED else None
 
-    def _postgres_ended(self, child: Child) -> None:
-        self._log.warning("postgres ended", pid=child.pid, status=child.returncode)
-        self._postgres = None
-        self._cancel("postgres-watch")
-        self._postgres_watch.server = Server.DOWN
-        self.world.postgres_ended()
-        self.world.postgres_restarts.record(time.monotonic())
-        if any(_NO_SPACE in line for line in child.tail):
-            self._fault(BlockedError(Reason.NO_SPACE, _no_space(self.settings.volume), retry_after=10))
-
-    def _api_ended(self, child: Child) -> None:
-        self._log.warning("hindsight-api ended", pid=child.pid, status=child.returncode)
-        self._api = None
-        self._cancel("api-watch")
-        self._api_watch.server = Server.DOWN
-        self.world.api_ended()
-        self.world.api_restarts.record(time.monotonic())
-
-    def _fault(self, error: BlockedError | SidecarError) -> None:
+    def _fault(self, error: SidecarError) -> None:
         now = time.monotonic()
         if isinstance(error, BlockedError):
             self.world.fault = Fault(error.reason, error.detail, now + error.retry_after)
@@ -211,9 +167,9 @@ class Supervisor:
     # What is done -----------------------------------------------------------------------------------------------
 
     async def _wait(self, decision: Decision, now: float) -> None:
-        limit = self.settings.blocked_exit_after
+        limit = self._settings.blocked_exit_after
         if limit is not None and self._blocked_since is not None and now - self._blocked_since > limit:
-            self.gave_up = self.status.picture.state
+            self.gave_up = self._status.picture.state
             self.world.stopping = True
             return
         pause = _TICK if decision.until is None else min(_TICK, max(decision.until - now, 0.01))
@@ -222,219 +178,116 @@ class Supervisor:
                 await self._changed.wait()
 
     async def _carry_out(self, step: Step) -> None:
-        """Take one step; a stop ends it at once, since every step leaves the disk whole at any moment."""
+        """Take one step. A stop or the end of a child ends it: every step leaves the disk whole at any moment."""
         effects: dict[Step, Callable[[], Awaitable[None]]] = {
             Step.TAKE_VOLUME: self._take_volume,
             Step.PREPARE_CLUSTER: self._prepare_cluster,
             Step.START_POSTGRES: self._start_postgres,
             Step.CHECK_DATABASE: self._check_database,
             Step.START_API: self._start_api,
-            Step.REPLACE_API: self._replace_api,
+            Step.REPLACE_API: self._api.replace,
             Step.PROVE: self._prove,
         }
         work = asyncio.ensure_future(effects[step]())
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        gone = asyncio.ensure_future(self._a_child_ended())
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stop_asked.wait()), *self._ends_of_children()]
         try:
-            while not work.done() and not stop.done() and not gone.done():
-                await asyncio.wait({work, stop, gone}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
-                self._publish()
+            while not work.done() and not any(end.done() for end in ends):
+                await asyncio.wait({work, *ends}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    self._publish(time.monotonic())
+            work.cancel()
+            await asyncio.wait({work}, timeout=_CANCEL_PATIENCE)
             if not work.done():
-                work.cancel()
-            await work
-        except asyncio.CancelledError:
-            if not work.cancelled():
-                raise
-        except BlockedError as error:
-            self._fault(error)
-        except (TransientError, rehearsal.RehearsalError, psycopg.Error, OSError) as error:
-            self._log.warning("step failed", step=step.value, error=f"{error}".strip())
-            self._fault(SidecarError(f"could not {step.value}: {error}".strip()))
-        else:
-            self.world.fault = None
+                work.add_done_callback(_take_no_notice)
+            elif not work.cancelled():
+                self._take_result(step, work)
         finally:
-            stop.cancel()
-            gone.cancel()
+            work.cancel()
+            for end in ends:
+                end.cancel()
 
-    async def _a_child_ended(self) -> None:
-        children = [child for child in (self._postgres, self._api) if child is not None]
-        waits = [asyncio.ensure_future(child.wait()) for child in children]
-        try:
-            if waits:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                await asyncio.Event().wait()
-        finally:
-            for wait in waits:
-                wait.cancel()
+    def _ends_of_children(self) -> list["asyncio.Future[int | None]"]:
+        children = [child for child in (self._postgres.child, self._api.child) if child is not None]
+        return [asyncio.ensure_future(child.wait()) for child in children]
+
+    def _take_result(self, step: Step, work: "asyncio.Future[None]") -> None:
+        error = work.exception()
+        if error is None:
+            self.world.fault = None
+        elif isinstance(error, BlockedError):
+            self._fault(error)
+        elif isinstance(error, TransientError | RehearsalError | psycopg.Error | httpx2.HTTPError | OSError):
+            self._log.warning("step failed", step=step.value, error=f"{error}".strip())
+            self._fault(TransientError(f"could not {step.value}: {error}".strip()))
+        else:
+            raise error
 
     async def _take_volume(self) -> None:
-        volume.check_access(self.settings.volume)
-        volume.check_layout(self.settings.pgdata, ephemeral=self.settings.ephemeral)
+        volume.check_access(self._settings.volume)
+        volume.check_layout(self._settings.pgdata, ephemeral=self._settings.ephemeral)
         self._lock.acquire()
         self.world.volume_held = True
 
     async def _prepare_cluster(self) -> None:
-        found = cluster.inspect(self.settings.pgdata)
-        self._clear_stale_pid_file()
-        self._binaries = postgres_binaries.choose(self.settings.pg_bindir, found.major)
-        if found.found is cluster.Found.NOTHING:
-            self._check_can_initdb()
-            self._log.info("making the cluster", pgdata=str(self.settings.pgdata), postgres=self._binaries.version)
-        self.status.update(versions={**self.status.picture.versions, "postgres": self._binaries.version})
-        child = self._spawn("10-initdb", "initdb", self._postgres_environment(), signal.SIGKILL)
-        try:
-            code = await child.wait()
-        finally:
-            child.kill_session()
-        if code != 0:
-            said = " ".join(list(child.tail)[-3:])
-            if any(_NO_SPACE in line for line in child.tail):
-                raise BlockedError(Reason.NO_SPACE, _no_space(self.settings.volume), retry_after=10)
-            raise TransientError(f"10-initdb ended with {code}: {said}")
+        await self._postgres.prepare()
+        if self._postgres.binaries is not None:
+            self._status.update(versions={**self._status.picture.versions, "postgres": self._postgres.binaries.version})
         self.world.cluster_prepared = True
 
-    def _clear_stale_pid_file(self) -> None:
-        now = time.monotonic()
-        try:
-            if cluster.clear_stale_pid_file(self.settings.pgdata):
-                self._log.info("removed a stale postmaster.pid", pgdata=str(self.settings.pgdata))
-        except cluster.StillRunningError as error:
-            # After a sidecar was killed, its Postgres takes a moment for its own shutdown. Longer than that is no such case.
-            self._orphan_since = self._orphan_since or now
-            if now - self._orphan_since > _ORPHAN_PATIENCE:
-                raise BlockedError(Reason.VOLUME_LOCKED, str(error)) from error
-            raise
-        self._orphan_since = None
-
-    def _check_can_initdb(self) -> None:
-        if "LD_PRELOAD" not in self._identity and not users.has_entry(os.geteuid()):
-            raise BlockedError(
-                Reason.PERMISSIONS,
-                f"uid {os.geteuid()} has no passwd entry, and initdb needs one; install libnss-wrapper, or run as a uid "
-                "that has one (runAsUser: 1000)",
-            )
-
     async def _start_postgres(self) -> None:
-        self._postgres = self._spawn("20-postgres", "postgres", self._postgres_environment(), signal.SIGINT)
-        self._tasks["postgres-watch"] = asyncio.create_task(self._postgres_watch.run())
-        self._tasks["postgres-end"] = asyncio.create_task(self._tell_end(self._postgres))
+        self._postgres.start()
+        self._told_end(self._postgres.child)
 
     async def _check_database(self) -> None:
-        self._model = model.read(self.settings.model_dir, self.settings.flavor)
+        self._model = model.read(self._settings.model_dir, self._settings.flavor)
         model.check_files(self._model)
-        self.status.update(model=self._model.to_json())
+        self._status.update(model=self._model.to_json())
         if self._known_revisions is None:
             env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-            self._known_revisions = await upstream.revisions(self.upstream, env, self._working_directory)
-        await database.check(self.settings.run_dir, self._model, self._known_revisions)
+            self._known_revisions = await upstream.revisions(self.installed, env, self._cwd)
+        await database.check(self._settings.run_dir, self._model, self._known_revisions)
         self.world.database_checked = True
 
     async def _start_api(self) -> None:
         if self._model is None:
             raise TransientError("the model was not looked at")
-        env = api_environment.build(
-            self.settings, self._model, self.upstream, self._machine, self._environ, self._identity
-        )
-        child = self._spawn("30-hindsight-api", "hindsight-api", env, signal.SIGKILL)
-        Path(f"/proc/{child.pid}/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-        self._api = child
-        self._tasks["api-watch"] = asyncio.create_task(self._api_watch.run())
-        self._tasks["api-end"] = asyncio.create_task(self._tell_end(child))
-
-    async def _replace_api(self) -> None:
-        if self._api is not None:
-            self._log.warning("replacing a hung hindsight-api", pid=self._api.pid, limit=self.settings.api_hung_after)
-            self._api.send(signal.SIGKILL)
-            await self._api.wait(TIMEOUT)
+        self._api.start(self._model)
+        self._told_end(self._api.child)
 
     async def _prove(self) -> None:
-        score = await rehearsal.prove(self._client)
-        response = await self._client.get("/version")
-        if response.is_success:
-            self.status.update(upstream_version=response.json())
-        await database.record_first_ready(self.settings.run_dir, self.status.picture.versions)
-        self._log.info("a memory was stored and recalled by its meaning", semantic=round(score, 3))
-        self._tasks["sweep"] = asyncio.create_task(self._sweep())
+        await self._api.prove()
+        body = await self._api.version_body()
+        if body is not None:
+            self._status.update(upstream_version=body)
+        await database.record_first_ready(self._settings.run_dir, self._status.picture.versions)
         self.world.proved = True
 
-    async def _sweep(self) -> None:
-        """Delete the traces that our own bank leaves; hindsight-api writes them some time after the call."""
-        quiet = 0
-        for _ in range(_SWEEPS):
-            await asyncio.sleep(1)
-            try:
-                async with await database.connect(self.settings.run_dir) as connection:
-                    deleted = await database.sweep_traces(connection, rehearsal.CANARY_BANK)
-            except (psycopg.Error, OSError) as error:
-                self._log.warning("traces of our own bank were not swept", error=str(error).strip())
-                return
-            quiet = 0 if deleted else quiet + 1
-            if quiet >= 2:  # noqa: PLR2004 - nothing came for two seconds
-                return
-
-    # Children ---------------------------------------------------------------------------------------------------
-
-    def _spawn(self, script: str, name: str, env: Mapping[str, str], death_signal: signal.Signals) -> Child:
-        passed_on = log.ChildLines(name, self.settings.child_log_level)
-
-        def hear(line: str) -> None:
-            passed_on(line)
-            if name == "postgres":
-                self._postgres_watch.hear(line)
-
-        cwd = self._working_directory
-        return Child.start(name, [str(self._scripts / script)], env=env, cwd=cwd, death_signal=death_signal, hear=hear)
-
-    def _postgres_environment(self) -> dict[str, str]:
-        if self._binaries is None:
-            raise TransientError("no PostgreSQL was chosen yet")
-        settings = sizing.postgres_settings(self._machine)
-        return {
-            **self._identity,
-            "PATH": "/usr/bin:/bin",
-            "LC_ALL": "C.UTF-8",
-            "TZ": self._environ.get("TZ", "UTC"),
-            "TMPDIR": str(self.settings.run_dir / "scratch"),
-            "PGDATA": str(self.settings.pgdata),
-            "PG_BINDIR": str(self._binaries.bindir),
-            "PG_SOCKET_DIR": str(self.settings.run_dir),
-            "POSTGRES_SETTINGS": " ".join(f"{name}={value}" for name, value in settings.items()),
-        }
-
-    async def _tell_end(self, child: Child) -> None:
-        await child.wait()
-        self._changed.set()
-
-    def _cancel(self, *names: str) -> None:
-        for name in names:
-            task = self._tasks.pop(name, None)
-            if task is not None:
-                task.cancel()
+    def _told_end(self, child: Child | None) -> None:
+        if child is not None:
+            child.on_end(self._changed.set)
 
     async def _end(self) -> Stop:
         self.world.stopping = True
-        self._publish()
-        self._cancel("sweep", "api-watch", "postgres-watch")
+        self._publish(time.monotonic())
+        self._postgres.stop_watching()
+        self._api.stop_watching()
         stop = await stop_children(
-            self._api,
-            self._postgres,
-            self.settings.stop_grace,
-            checkpoint=self._checkpoint,
-            shut_down=self._is_shut_down,
+            self._api.child,
+            self._postgres.child,
+            self._settings.stop_grace,
+            checkpoint=self._postgres.checkpoint,
+            shut_down=self._postgres.is_shut_down,
             tell=self._log.info,
         )
-        self._cancel("postgres-end", "api-end")
-        await self._client.aclose()
+        await self._api.close()
         self._lock.release()
         return stop
 
-    def _is_shut_down(self) -> bool:
-        return self._binaries is not None and postgres_binaries.is_shut_down(self._binaries, self.settings.pgdata)
 
-    async def _checkpoint(self) -> None:
-        async with await database.connect(self.settings.run_dir, database.SUPERUSER) as connection:
-            await connection.execute("CHECKPOINT")
+def _take_no_notice(work: "asyncio.Future[None]") -> None:
+    """Take the result of a step that was given up: it hung, and what it says at last comes too late."""
+    if not work.cancelled():
+        work.exception()
 
 
 def _component(server: Server, child: Child | None, restarts: int, fault: str | None) -> dict[str, Any]:
@@ -444,15 +297,3 @@ def _component(server: Server, child: Child | None, restarts: int, fault: str | 
         "restarts": restarts,
         "fault": None if server in (Server.UP, Server.DOWN) else fault,
     }
-
-
-def _upstream_key(environ: Mapping[str, str]) -> dict[str, str]:
-    key = environ.get("HINDSIGHT_API_TENANT_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _no_space(directory: Path) -> str:
-    return (
-        f"Postgres found no space on {directory} ({volume.free_bytes(directory) // sizing.MIB} MiB free now); "
-        "free some or grow the volume, and it goes on by itself"
-    )

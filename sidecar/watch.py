@@ -82,6 +82,10 @@ class PostgresWatch:
             if self._connection is not None:
                 self._connection.pgconn.finish()
 
+    def end(self) -> None:
+        """Note that there is nothing to look at any more."""
+        self.server, self.fault = Server.DOWN, None
+
     def _take(self, error: BaseException | None) -> None:
         if error is None:
             self._see(Server.UP, None)
@@ -148,6 +152,10 @@ class ApiWatch:
             except httpx2.HTTPError as error:
                 self._failed(str(error) or type(error).__name__)
             await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
+
+    def end(self) -> None:
+        """Note that there is nothing to look at any more."""
+        self.server, self.fault = Server.DOWN, None
 
     def _answered(self, response: httpx2.Response) -> None:
         if response.is_success:

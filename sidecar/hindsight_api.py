@@ -1,0 +1,129 @@
+"""Our hindsight-api: its process, what is seen of it, and the proof that it gives memories back."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import httpx2
+import psycopg
+
+from sidecar import api_environment, database, log, rehearsal, sizing, upstream
+from sidecar.child import Child
+from sidecar.initscripts import InitScripts
+from sidecar.model import Model
+from sidecar.settings import Settings
+from sidecar.watch import TIMEOUT, ApiWatch
+
+_CALL_TIMEOUT = 30.0  # seconds for one call of ours
+_SWEEPS = 10  # looks, a second apart, for traces that our own bank left
+_OOM_SCORE = "500"  # of 1000: short of memory, the kernel takes hindsight-api rather than the database
+
+
+class HindsightApi:
+    """The installed hindsight-api, and the process of it that runs.
+
+    Attributes:
+        installed: what is installed.
+        child: its process, None where none of ours runs.
+        watch: what is seen of it.
+        watching: the task that looks, None where there is nothing to look at.
+
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        installed: upstream.Upstream,
+        scripts: InitScripts,
+        identity: Mapping[str, str],
+        environ: Mapping[str, str],
+        changed: Callable[[], None],
+    ) -> None:
+        self.installed = installed
+        self._settings = settings
+        self._scripts = scripts
+        self._identity = identity
+        self._environ = environ
+        self._log = log.get("hindsight-api")
+        self._sweeping: asyncio.Task[None] | None = None
+        key = environ.get("HINDSIGHT_API_TENANT_API_KEY")
+        self._client = httpx2.AsyncClient(
+            base_url=f"http://{settings.api_listen}",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx2.Limits(max_keepalive_connections=0),
+            timeout=httpx2.Timeout(_CALL_TIMEOUT, connect=TIMEOUT),
+            trust_env=False,
+        )
+        self.child: Child | None = None
+        self.watch = ApiWatch(self._client, changed)
+        self.watching: asyncio.Task[None] | None = None
+
+    def start(self, model: Model) -> None:
+        """Start it with this model and begin to watch it."""
+        env = api_environment.build(
+            self._settings, model, self.installed, sizing.this_machine(), self._environ, self._identity
+        )
+        self.child = self._scripts.start("30-hindsight-api", "hindsight-api", env, signal.SIGKILL)
+        Path(f"/proc/{self.child.pid}/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+        self.watching = asyncio.create_task(self.watch.run())
+
+    def forget(self) -> Child | None:
+        """Forget a process that has ended and return it; None where it runs or there is none."""
+        child = self.child
+        if child is None or child.returncode is None:
+            return None
+        self.stop_watching()
+        self.child = None
+        return child
+
+    def stop_watching(self) -> None:
+        """Look no more."""
+        for task in (self.watching, self._sweeping):
+            if task is not None:
+                task.cancel()
+        self.watching = self._sweeping = None
+        self.watch.end()
+
+    async def replace(self) -> None:
+        """Kill a process that hangs; the next start takes its tasks up again."""
+        if self.child is not None:
+            self._log.warning("replacing a hung hindsight-api", pid=self.child.pid, limit=self._settings.api_hung_after)
+            self.child.send(signal.SIGKILL)
+            await self.child.wait(TIMEOUT)
+
+    async def prove(self) -> None:
+        """Store a memory and recall it by its meaning.
+
+        Raises:
+            RehearsalError: it did not come back.
+
+        """
+        score = await rehearsal.prove(self._client)
+        self._log.info("a memory was stored and recalled by its meaning", semantic=round(score, 3))
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def version_body(self) -> dict[str, object] | None:
+        """Return the body of its `/version`, None where it gives none."""
+        response = await self._client.get("/version")
+        body: dict[str, object] | None = response.json() if response.is_success else None
+        return body
+
+    async def _sweep(self) -> None:
+        """Delete the traces that our own bank leaves; hindsight-api writes them some time after the call."""
+        quiet = 0
+        for _ in range(_SWEEPS):
+            await asyncio.sleep(1)
+            try:
+                async with await database.connect(self._settings.run_dir) as connection:
+                    deleted = await database.sweep_traces(connection, rehearsal.CANARY_BANK)
+            except (psycopg.Error, OSError) as error:
+                self._log.warning("traces of our own bank were not swept", error=str(error).strip())
+                return
+            quiet = 0 if deleted else quiet + 1
+            if quiet >= 2:  # noqa: PLR2004 - nothing came for two seconds
+                return
+
+    async def close(self) -> None:
+        """Close what is open towards it."""
+        await self._client.aclose()

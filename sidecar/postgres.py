@@ -1,0 +1,152 @@
+"""Our PostgreSQL: the data directory made or healed, its process, and what is seen of it."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from sidecar import cluster, database, log, postgres_binaries, sizing, users, volume
+from sidecar.child import Child
+from sidecar.errors import BlockedError, Reason, TransientError
+from sidecar.initscripts import InitScripts
+from sidecar.settings import Settings
+from sidecar.watch import PostgresWatch
+
+_ORPHAN_PATIENCE = 30.0  # seconds
+_NO_SPACE = "No space left on device"
+
+
+class Postgres:
+    """One data directory and the postmaster on it.
+
+    Attributes:
+        binaries: the installation in use, None before the data directory was looked at.
+        child: the postmaster, None where none of ours runs.
+        watch: what is seen of it.
+        watching: the task that looks, None where there is nothing to look at.
+
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scripts: InitScripts,
+        identity: Mapping[str, str],
+        timezone: str,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._scripts = scripts
+        self._identity = identity
+        self._timezone = timezone
+        self._log = log.get("postgres")
+        self._orphan_since: float | None = None
+        self.binaries: postgres_binaries.Binaries | None = None
+        self.child: Child | None = None
+        self.watch = PostgresWatch(settings.run_dir, changed)
+        self.watching: asyncio.Task[None] | None = None
+
+    async def prepare(self) -> None:
+        """Look at the data directory, heal its mode, or make the cluster; a cancellation leaves nothing half done.
+
+        Raises:
+            BlockedError: with the reason why Postgres may not be started.
+            TransientError: it did not work this time.
+
+        """
+        found = cluster.inspect(self._settings.pgdata)
+        self._clear_stale_pid_file()
+        self.binaries = postgres_binaries.choose(self._settings.pg_bindir, found.major)
+        if found.found is cluster.Found.NOTHING:
+            self._check_can_initdb()
+            self._log.info("making the cluster", pgdata=str(self._settings.pgdata), version=self.binaries.version)
+        child = self._scripts.start("10-initdb", "initdb", self._environment(self.binaries), signal.SIGKILL)
+        try:
+            code = await child.wait()
+        finally:
+            child.kill_session()
+        if code != 0:
+            raise self.no_space(child) or TransientError(
+                f"10-initdb ended with {code}: {' '.join(list(child.tail)[-3:])}"
+            )
+
+    def _clear_stale_pid_file(self) -> None:
+        now = time.monotonic()
+        try:
+            if cluster.clear_stale_pid_file(self._settings.pgdata):
+                self._log.info("removed a stale postmaster.pid", pgdata=str(self._settings.pgdata))
+        except cluster.StillRunningError as error:
+            # After a sidecar was killed, its Postgres takes a moment for its own shutdown. Longer is no such case.
+            self._orphan_since = self._orphan_since or now
+            if now - self._orphan_since > _ORPHAN_PATIENCE:
+                raise BlockedError(Reason.VOLUME_LOCKED, str(error)) from error
+            raise
+        self._orphan_since = None
+
+    def _check_can_initdb(self) -> None:
+        if "LD_PRELOAD" not in self._identity and not users.has_entry(os.geteuid()):
+            raise BlockedError(
+                Reason.PERMISSIONS,
+                f"uid {os.geteuid()} has no passwd entry, and initdb needs one; install libnss-wrapper, or run as a uid "
+                "that has one (runAsUser: 1000)",
+            )
+
+    def start(self) -> None:
+        """Start the postmaster and begin to watch it."""
+        if self.binaries is None:
+            raise TransientError("the data directory was not prepared")
+        env = self._environment(self.binaries)
+        self.child = self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear)
+        self.watching = asyncio.create_task(self.watch.run())
+
+    def forget(self) -> Child | None:
+        """Forget a postmaster that has ended and return it; None where it runs or there is none."""
+        child = self.child
+        if child is None or child.returncode is None:
+            return None
+        self.stop_watching()
+        self.child = None
+        return child
+
+    def stop_watching(self) -> None:
+        """Look no more."""
+        if self.watching is not None:
+            self.watching.cancel()
+            self.watching = None
+        self.watch.end()
+
+    def no_space(self, child: Child) -> BlockedError | None:
+        """Return the reason where a child ended for want of space, None where it did not say so."""
+        if not any(_NO_SPACE in line for line in child.tail):
+            return None
+        free = volume.free_bytes(self._settings.volume) // sizing.MIB
+        return BlockedError(
+            Reason.NO_SPACE,
+            f"{child.name} found no space on {self._settings.volume} ({free} MiB free now); free some or grow the volume, "
+            "and it goes on by itself",
+            retry_after=10,
+        )
+
+    def is_shut_down(self) -> bool:
+        """Tell whether the data directory was left in order."""
+        return self.binaries is not None and postgres_binaries.is_shut_down(self.binaries, self._settings.pgdata)
+
+    async def checkpoint(self) -> None:
+        """Write out what is dirty."""
+        async with await database.connect(self._settings.run_dir, database.SUPERUSER) as connection:
+            await connection.execute("CHECKPOINT")
+
+    def _environment(self, binaries: postgres_binaries.Binaries) -> dict[str, str]:
+        settings = sizing.postgres_settings(sizing.this_machine())
+        return {
+            **self._identity,
+            "PATH": "/usr/bin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "TZ": self._timezone,
+            "TMPDIR": str(self._settings.run_dir / "scratch"),
+            "PGDATA": str(self._settings.pgdata),
+            "PG_BINDIR": str(binaries.bindir),
+            "PG_SOCKET_DIR": str(self._settings.run_dir),
+            "POSTGRES_SETTINGS": " ".join(f"{name}={value}" for name, value in settings.items()),
+        }
