@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sidecar import environment
 from sidecar.errors import SettingsError
-from sidecar.model import Model
+from sidecar.model import Model, read_reranker
 from sidecar.settings import Settings
 from sidecar.sizing import API_POOL, Machine
 from sidecar.upstream import Upstream, known_names
@@ -56,7 +56,12 @@ _OFFLINE = {
 
 
 def owned(settings: Settings, model: Model) -> dict[str, str]:
-    """Return the `HINDSIGHT_API_*` variables that the sidecar decides."""
+    """Return the `HINDSIGHT_API_*` variables that the sidecar decides.
+
+    Raises:
+        BlockedError: `model-missing`, where a reranker is set and not there.
+
+    """
     values = {
         "HOST": settings.api_listen.host,
         "PORT": str(settings.api_listen.port),
@@ -67,10 +72,8 @@ def owned(settings: Settings, model: Model) -> dict[str, str]:
         "WORKERS": "1",
         "WORKER_ID": WORKER_ID,
         **_embeddings(settings, model),
+        **_reranker(settings),
     }
-    if settings.reranker_dir is not None:
-        values |= {"RERANKER_PROVIDER": "local", "RERANKER_LOCAL_MODEL": str(settings.reranker_dir)}
-        values |= {"RERANKER_LOCAL_FORCE_CPU": "true"}
     return {f"{environment.API_PREFIX}{name}": value for name, value in values.items()}
 
 
@@ -94,6 +97,24 @@ def _embeddings(settings: Settings, model: Model) -> dict[str, str]:
         # Their defaults are E5's, and every vector would be a little wrong with everything healthy.
         "EMBEDDINGS_ONNX_QUERY_PREFIX": identity.query_prefix,
         "EMBEDDINGS_ONNX_PASSAGE_PREFIX": identity.passage_prefix,
+    }
+
+
+def _reranker(settings: Settings) -> dict[str, str]:
+    if settings.reranker_dir is None:
+        return {}
+    baked = read_reranker(settings.reranker_dir, settings.flavor)
+    if settings.flavor == "torch":
+        return {
+            "RERANKER_PROVIDER": "local",
+            "RERANKER_LOCAL_MODEL": str(baked.directory),
+            "RERANKER_LOCAL_FORCE_CPU": "true",
+        }
+    return {
+        "RERANKER_PROVIDER": "onnx",
+        "RERANKER_ONNX_MODEL_PATH": str(baked.directory / baked.weights),
+        "RERANKER_ONNX_TOKENIZER_NAME_OR_PATH": str(baked.directory),
+        "RERANKER_ONNX_MAX_TOKENS": str(baked.max_tokens),
     }
 
 
@@ -129,6 +150,11 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
         faults.append(
             "HINDSIGHT_API_RERANKER_PROVIDER is 'local', and no reranker is baked; bake one and set "
             "HINDSIGHT_SIDECAR_RERANKER_DIR, or leave it at 'rrf'"
+        )
+    if decided.get("HINDSIGHT_API_RERANKER_PROVIDER") == "onnx" and upstream.is_0_8:
+        faults.append(
+            f"HINDSIGHT_SIDECAR_RERANKER_DIR is set, and hindsight-api {upstream.version} loads a reranker with torch alone; "
+            "unset it (rrf needs no model), or use the torch flavour, or 1.1.0"
         )
     known = known_names(upstream) | set(decided)
     faults += [

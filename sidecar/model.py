@@ -1,9 +1,10 @@
 """The baked model: what its manifest says, and whether its files are still those that were baked."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sidecar.errors import BlockedError, Reason
 
@@ -54,12 +55,12 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model directory, as its manifest describes it, seen from one flavour.
+class Baked:
+    """A baked directory, as its manifest describes it, seen from one flavour.
 
     Attributes:
         directory: where the files are.
-        identity: of this flavour.
+        name: as `hindsight-bake` calls it.
         weights: the file that this flavour loads, relative to `directory`.
         max_tokens: longest input in tokens; what is longer is cut.
         stand_in: whether this is not the model that the image is made for.
@@ -69,11 +70,22 @@ class Model:
 
     directory: Path
     name: str
-    identity: Identity
     weights: str
     max_tokens: int
     stand_in: bool
     files: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Model(Baked):
+    """The embedding model.
+
+    Attributes:
+        identity: of this flavour.
+
+    """
+
+    identity: Identity
 
     def to_json(self) -> dict[str, Any]:
         """Return what `/health` tells about the model."""
@@ -87,14 +99,37 @@ def read(directory: Path, flavor: str) -> Model:
         BlockedError: `model-missing` where there is no usable manifest for this flavour.
 
     """
+    return _read(directory, flavor, "embedding", "HINDSIGHT_SIDECAR_MODEL_DIR", _model)
+
+
+def read_reranker(directory: Path, flavor: str) -> Baked:
+    """Read a baked reranker's manifest.
+
+    Raises:
+        BlockedError: `model-missing` where there is no usable manifest for this flavour.
+
+    """
+    return _read(directory, flavor, "reranker", "HINDSIGHT_SIDECAR_RERANKER_DIR", lambda baked, _: Baked(**baked))
+
+
+def _model(baked: dict[str, Any], chosen: dict[str, Any]) -> Model:
+    return Model(**baked, identity=Identity.from_json(chosen["identity"]))
+
+
+T = TypeVar("T")
+
+
+def _read(
+    directory: Path, flavor: str, kind: str, setting: str, make: Callable[[dict[str, Any], dict[str, Any]], T]
+) -> T:
     path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT or manifest["kind"] != "embedding":
+        if manifest["format"] != FORMAT or manifest["kind"] != kind:
             raise BlockedError(
                 Reason.MODEL_MISSING,
                 f"{path} has format {manifest['format']}, kind {manifest['kind']!r}; expected format {FORMAT}, "
-                "kind 'embedding': bake the model again with this version's hindsight-bake",
+                f"kind {kind!r}: bake the model again with this version's hindsight-bake",
             )
         if flavor not in manifest["flavors"]:
             raise BlockedError(
@@ -103,19 +138,19 @@ def read(directory: Path, flavor: str) -> Model:
                 f"{flavor}; bake it with `--flavor {flavor}`, or set the flavour that is there",
             )
         chosen = manifest["flavors"][flavor]
-        return Model(
-            directory=directory,
-            name=manifest["name"],
-            identity=Identity.from_json(chosen["identity"]),
-            weights=chosen["model"],
-            max_tokens=manifest["max_tokens"],
-            stand_in=manifest["stand_in"],
-            files={file["path"]: file["size"] for file in manifest["files"]},
-        )
+        baked = {
+            "directory": directory,
+            "name": manifest["name"],
+            "weights": chosen["model"],
+            "max_tokens": manifest["max_tokens"],
+            "stand_in": manifest["stand_in"],
+            "files": {file["path"]: file["size"] for file in manifest["files"]},
+        }
+        return make(baked, chosen)
     except FileNotFoundError:
         raise BlockedError(
             Reason.MODEL_MISSING,
-            f"there is no {path}; set HINDSIGHT_SIDECAR_MODEL_DIR to a directory made by `hindsight-bake snapshot`",
+            f"there is no {path}; set {setting} to a directory made by `hindsight-bake snapshot`",
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BlockedError(
@@ -124,7 +159,7 @@ def read(directory: Path, flavor: str) -> Model:
         ) from error
 
 
-def check_files(model: Model) -> None:
+def check_files(model: Baked) -> None:
     """Compare names and sizes with the manifest. Hashes are for bake and doctor: reading them all costs a start.
 
     Raises:

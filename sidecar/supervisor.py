@@ -241,6 +241,8 @@ class Supervisor:
     async def _check_database(self) -> None:
         self._model = model.read(self._settings.model_dir, self._settings.flavor)
         model.check_files(self._model)
+        if self._settings.reranker_dir is not None:
+            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
         self._status.update(model=self._model.to_json())
         if self._known_revisions is None:
             env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}

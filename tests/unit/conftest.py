@@ -41,7 +41,7 @@ def bake(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that makes a model directory; keywords change its manifest."""
 
     def make(content: dict[str, bytes] | None = None, **changes: Any) -> Path:
-        directory = tmp_path / "model"
+        directory = tmp_path / changes.get("kind", "model")
         directory.mkdir(exist_ok=True)
         content = {"model.onnx": b"weights", "tokenizer.json": b"{}"} if content is None else content
         for name, data in content.items():

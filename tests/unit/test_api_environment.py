@@ -6,7 +6,7 @@ import pytest
 
 from sidecar import api_environment, model
 from sidecar.api_environment import build, check, given, has_llm, make_directories, owned, tokenizer_table
-from sidecar.errors import SettingsError
+from sidecar.errors import BlockedError, Reason, SettingsError
 from sidecar.settings import Address, Settings
 from sidecar.sizing import GIB, Machine
 from sidecar.upstream import Upstream
@@ -99,12 +99,32 @@ def test_another_value_is_refused_by_name_and_all_at_once(environment: Environme
         assert f"the sidecar decides it ({value!r}); unset it" in sentence
 
 
-def test_a_baked_reranker_is_decided_too(environment: Environment) -> None:
-    env = environment(reranker_dir=Path("/opt/models/reranker"))
-    assert env[f"{A}RERANKER_PROVIDER"] == "local"
-    assert env[f"{A}RERANKER_LOCAL_MODEL"] == "/opt/models/reranker"
-    (told,) = faults(environment, {f"{A}RERANKER_PROVIDER": "rrf"}, reranker_dir=Path("/opt/models/reranker"))
+def test_a_baked_reranker_is_decided_too(environment: Environment, bake: Bake) -> None:
+    directory = bake(kind="reranker")
+    env = environment(reranker_dir=directory)
+    assert env[f"{A}RERANKER_PROVIDER"] == "onnx"
+    assert env[f"{A}RERANKER_ONNX_MODEL_PATH"] == str(directory / "model.onnx")
+    assert env[f"{A}RERANKER_ONNX_TOKENIZER_NAME_OR_PATH"] == str(directory)
+    (told,) = faults(environment, {f"{A}RERANKER_PROVIDER": "rrf"}, reranker_dir=directory)
     assert "the sidecar decides it" in told
+    env = environment(reranker_dir=directory, flavor="torch")
+    assert env[f"{A}RERANKER_PROVIDER"] == "local"
+    assert env[f"{A}RERANKER_LOCAL_MODEL"] == str(directory)
+
+
+def test_a_reranker_that_is_not_there_blocks(environment: Environment) -> None:
+    with pytest.raises(BlockedError, match="HINDSIGHT_SIDECAR_RERANKER_DIR") as caught:
+        environment(reranker_dir=Path("/nowhere"))
+    assert caught.value.reason is Reason.MODEL_MISSING
+
+
+def test_the_onnx_reranker_is_refused_where_hindsight_api_cannot_load_it(
+    made: model.Model, installed: Installed, bake: Bake
+) -> None:
+    old = installed("0.8.4", names=NAMES)
+    settings = Settings(reranker_dir=bake(kind="reranker"))
+    (told,) = check({}, owned(settings, made), old)
+    assert "0.8.4 loads a reranker with torch alone" in told
 
 
 def test_a_local_reranker_needs_a_baked_one(environment: Environment) -> None:

@@ -3,8 +3,9 @@
 import ast
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import typer.main
@@ -101,25 +102,23 @@ def test_every_choice_is_told() -> None:
 
 
 @pytest.mark.parametrize("flavor", ["onnx", "torch"])
-def test_the_variables_that_the_sidecar_owns_are_listed(flavor: Any, tmp_path: Path) -> None:
-    identity = model.Identity("id", "r", "float32", 384, "cls", True, "", "")  # noqa: FBT003
-    owned = api_environment.owned(
-        Settings(flavor=flavor, reranker_dir=tmp_path),
-        model.Model(tmp_path, "m", identity, "model.onnx", 512, stand_in=False, files={}),
-    )
+def test_the_variables_that_the_sidecar_owns_are_listed(flavor: Any, bake: Callable[..., Path]) -> None:
+    settings = Settings(flavor=flavor, reranker_dir=bake(kind="reranker"))
+    owned = api_environment.owned(settings, model.read(bake(), flavor))
     content = section("settings.md", "## Variables of hindsight-api")
     listed = set(quoted(content))
     for name in owned:
         assert name in listed or name.removeprefix("HINDSIGHT_API_EMBEDDINGS_ONNX_") in listed, name
 
 
-def test_no_variable_is_called_owned_that_is_not(tmp_path: Path) -> None:
-    identity = model.Identity("id", "r", "float32", 384, "cls", True, "", "")  # noqa: FBT003
-    made = model.Model(tmp_path, "m", identity, "model.onnx", 512, stand_in=False, files={})
+def test_no_variable_is_called_owned_that_is_not(bake: Callable[..., Path]) -> None:
+    flavors: tuple[Literal["onnx", "torch"], ...] = ("onnx", "torch")
     owned = {
         name
-        for flavor in ("onnx", "torch")
-        for name in api_environment.owned(Settings(flavor=flavor, reranker_dir=tmp_path), made)  # type: ignore[arg-type]
+        for flavor in flavors
+        for name in api_environment.owned(
+            Settings(flavor=flavor, reranker_dir=bake(kind="reranker")), model.read(bake(), flavor)
+        )
     }
     (item,) = re.findall(r"^- \*\*Decided by the sidecar\.\*\*(.*?)^- ", text("settings.md"), re.MULTILINE | re.DOTALL)
     for name in quoted(item):
@@ -262,7 +261,7 @@ def test_every_exit_code_is_documented() -> None:
 def test_every_metric_is_documented_with_its_type_and_labels() -> None:
     status = Status()
     identity = model.Identity("id", "r", "float32", 384, "cls", True, "", "")  # noqa: FBT003
-    made = model.Model(DOCS, "m", identity, "model.onnx", 512, stand_in=False, files={})
+    made = model.Model(DOCS, "m", "model.onnx", 512, stand_in=False, files={}, identity=identity)
     status.update(
         memory_count=1,
         model=made.to_json(),
