@@ -70,6 +70,7 @@ def owned(settings: Settings, model: Model) -> dict[str, str]:
         "RUN_MIGRATIONS_ON_STARTUP": "true",
         "DB_POOL_MAX_SIZE": str(API_POOL),
         "WORKERS": "1",
+        "ENABLE_BANK_CONFIG_API": "true",  # how our own bank is kept from asking an LLM
         "WORKER_ID": WORKER_ID,
         **_embeddings(settings, model),
         **_reranker(settings),
@@ -156,7 +157,8 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
             f"HINDSIGHT_SIDECAR_RERANKER_DIR is set, and hindsight-api {upstream.version} loads a reranker with torch alone; "
             "unset it (rrf needs no model), or use the torch flavour, or 1.1.0"
         )
-    known = known_names(upstream) | set(decided)
+    undecided = set(given) - set(decided) - _THE_CLIENTS
+    known = known_names(upstream) | set(decided) if undecided else set()
     faults += [
         f"{name} is not a variable that hindsight-api {upstream.version} reads; did you mean {close}?"
         for name in sorted(set(given) - known - _THE_CLIENTS - set(others))

@@ -47,7 +47,8 @@ class HindsightApi:
         self._environ = environ
         self._log = log.get("hindsight-api")
         self._sweeping: asyncio.Task[None] | None = None
-        key = environ.get("HINDSIGHT_API_TENANT_API_KEY")
+        own = settings.tenant_key.get_secret_value() if settings.tenant_key else None
+        key = own or environ.get("HINDSIGHT_API_TENANT_API_KEY")
         self._client = httpx2.AsyncClient(
             base_url=f"http://{settings.api_listen}",
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -19,7 +19,15 @@ EXIT_FAULT = 1
 EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 TERMINATION_LOG = Path("/dev/termination-log")
+
+
+def _end_at_once_when_asked() -> None:
+    """Make a stop during the imports a clean one: nothing is running yet."""
+    for number in _STOPS:
+        signal.signal(number, lambda *_: os._exit(EXIT_STOPPED))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 
 
 def leave(code: int, sentence: str) -> int:
@@ -36,6 +44,7 @@ def leave(code: int, sentence: str) -> int:
 
 def serve(*, welcome: bool) -> int:
     """Run the sidecar; return its exit code. With `welcome`, tell a person at the terminal what there is once ready."""
+    _end_at_once_when_asked()
     try:
         if os.geteuid() == 0:
             # Before anything else is imported: the same program starts again without root's rights, and a probe waits.
@@ -44,6 +53,7 @@ def serve(*, welcome: bool) -> int:
             account = users.choose(os.environ.get("HINDSIGHT_SIDECAR_RUN_AS"), pgdata)
             users.make_run_dir(run_dir, account)
             users.make_volume(pgdata.parent, account)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # kept for the program that follows, which then takes it
             users.become(account)
         from sidecar.listeners import Listeners  # noqa: PLC0415
         from sidecar.settings import load  # noqa: PLC0415
@@ -75,6 +85,6 @@ async def _run(settings: "Settings", found: "Sorted", listeners: "Listeners", *,
 
     sidecar = Sidecar(settings, found, listeners, welcome=welcome)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         loop.add_signal_handler(number, sidecar.request_stop, number.name)
     return await sidecar.run()

@@ -38,7 +38,8 @@ def _key(environ: Mapping[str, str]) -> str | None:
     path = environ.get("HINDSIGHT_SIDECAR_API_KEY_FILE")
     if path is not None:
         return Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-    return environ.get("HINDSIGHT_SIDECAR_API_KEY") or environ.get("HINDSIGHT_API_TENANT_API_KEY")
+    names = ("HINDSIGHT_SIDECAR_API_KEY", "HINDSIGHT_SIDECAR_TENANT_KEY", "HINDSIGHT_API_TENANT_API_KEY")
+    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 async def _sweep(bank: str) -> None:

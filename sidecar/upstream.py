@@ -1,6 +1,7 @@
 """hindsight-api as installed: its version, the schema revisions it knows, the names it reads."""
 
 import asyncio
+import functools
 import json
 import re
 import signal
@@ -73,8 +74,9 @@ def find(venv: Path) -> Upstream:
     )
 
 
+@functools.cache
 def known_names(upstream: Upstream) -> set[str]:
-    """Return every `HINDSIGHT_API_*` name that occurs in the installed sources."""
+    """Return every `HINDSIGHT_API_*` name that occurs in the installed sources; reading them all takes its time."""
     names: set[str] = set()
     for path in upstream.package.rglob("*.py"):
         names |= set(re.findall(r"HINDSIGHT_API_[A-Z0-9_]+", path.read_text(encoding="utf-8", errors="replace")))

@@ -189,7 +189,7 @@ def test_a_secret_and_its_file_are_not_both_set(environ: Environ, tmp_path: Path
 
 
 def test_which_settings_are_secrets() -> None:
-    assert secret_names() == ["HINDSIGHT_SIDECAR_API_KEY", "HINDSIGHT_SIDECAR_TOKEN"]
+    assert secret_names() == ["HINDSIGHT_SIDECAR_API_KEY", "HINDSIGHT_SIDECAR_TOKEN", "HINDSIGHT_SIDECAR_TENANT_KEY"]
 
 
 # All at once ---------------------------------------------------------------------------------------------------
