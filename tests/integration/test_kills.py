@@ -178,5 +178,6 @@ def test_kill_of_everything_at_once_leaves_a_stale_pid_file(make_sidecar: Any) -
     path.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
     sidecar.start_ready()
     assert any(event["event"] == "removed a stale postmaster.pid" for event in sidecar.events())
+    assert "starting(recovery)" in [event.get("state") for event in sidecar.events()], "a recovery is told as one"
     assert len(stored(sidecar)) == 1
     assert sidecar.stop() == 0

@@ -226,6 +226,16 @@ def _program(sidecar: Any, name: str) -> str:
     return postgres_binaries.choose(None, int((sidecar.pgdata / "PG_VERSION").read_text())).program(name)
 
 
+def test_a_stop_during_the_imports_is_clean(make_sidecar: Any) -> None:
+    sidecar = make_sidecar()
+    for moment in (0.25, 0.5):
+        sidecar.start()
+        due = time.monotonic() + moment
+        wait_for(lambda due=due: time.monotonic() > due, 2, "the moment", every=0.01)
+        assert sidecar.stop() == 0
+    assert not sidecar.postgres_pids()
+
+
 def test_blocked_for_too_long_ends_with_its_own_code(make_sidecar: Any) -> None:
     sidecar = make_sidecar(HINDSIGHT_SIDECAR_BLOCKED_EXIT_AFTER="1", HINDSIGHT_SIDECAR_MODEL_DIR="/nowhere").start()
     assert sidecar.wait_end(60) == 3
