@@ -9,7 +9,7 @@ import httpx2
 import psycopg
 
 from sidecar import api_environment, database, log, rehearsal, sizing, upstream
-from sidecar.child import Child
+from sidecar.component import Component
 from sidecar.initscripts import InitScripts
 from sidecar.model import Model
 from sidecar.settings import Settings
@@ -20,14 +20,11 @@ _SWEEPS = 10  # looks, a second apart, for traces that our own bank left
 _OOM_SCORE = "500"  # of 1000: short of memory, the kernel takes hindsight-api rather than the database
 
 
-class HindsightApi:
+class HindsightApi(Component[ApiWatch]):
     """The installed hindsight-api, and the process of it that runs.
 
     Attributes:
         installed: what is installed.
-        child: its process, None where none of ours runs.
-        watch: what is seen of it.
-        watching: the task that looks, None where there is nothing to look at.
 
     """
 
@@ -40,13 +37,6 @@ class HindsightApi:
         environ: Mapping[str, str],
         changed: Callable[[], None],
     ) -> None:
-        self.installed = installed
-        self._settings = settings
-        self._scripts = scripts
-        self._identity = identity
-        self._environ = environ
-        self._log = log.get("hindsight-api")
-        self._sweeping: asyncio.Task[None] | None = None
         own = settings.tenant_key.get_secret_value() if settings.tenant_key else None
         key = own or environ.get("HINDSIGHT_API_TENANT_API_KEY")
         self._client = httpx2.AsyncClient(
@@ -56,35 +46,30 @@ class HindsightApi:
             timeout=httpx2.Timeout(_CALL_TIMEOUT, connect=TIMEOUT),
             trust_env=False,
         )
-        self.child: Child | None = None
-        self.watch = ApiWatch(self._client, changed)
-        self.watching: asyncio.Task[None] | None = None
+        super().__init__(ApiWatch(self._client, changed))
+        self.installed = installed
+        self._settings = settings
+        self._scripts = scripts
+        self._identity = identity
+        self._environ = environ
+        self._log = log.get("hindsight-api")
+        self._sweeping: asyncio.Task[None] | None = None
 
     def start(self, model: Model) -> None:
         """Start it with this model and begin to watch it."""
         env = api_environment.build(
             self._settings, model, self.installed, sizing.this_machine(), self._environ, self._identity
         )
-        self.child = self._scripts.start("30-hindsight-api", "hindsight-api", env, signal.SIGKILL)
-        Path(f"/proc/{self.child.pid}/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-        self.watching = asyncio.create_task(self.watch.run())
-
-    def forget(self) -> Child | None:
-        """Forget a process that has ended and return it; None where it runs or there is none."""
-        child = self.child
-        if child is None or child.returncode is None:
-            return None
-        self.stop_watching()
-        self.child = None
-        return child
+        child = self._scripts.start("30-hindsight-api", "hindsight-api", env, signal.SIGKILL)
+        Path(f"/proc/{child.pid}/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+        self._begin(child)
 
     def stop_watching(self) -> None:
         """Look no more."""
-        for task in (self.watching, self._sweeping):
-            if task is not None:
-                task.cancel()
-        self.watching = self._sweeping = None
-        self.watch.end()
+        super().stop_watching()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
 
     async def replace(self) -> None:
         """Kill a process that hangs; the next start takes its tasks up again."""

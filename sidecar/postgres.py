@@ -1,6 +1,5 @@
 """Our PostgreSQL: the data directory made or healed, its process, and what is seen of it."""
 
-import asyncio
 import os
 import signal
 import time
@@ -8,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from sidecar import cluster, database, log, postgres_binaries, sizing, users, volume
 from sidecar.child import Child
+from sidecar.component import Component
 from sidecar.errors import BlockedError, Reason, TransientError
 from sidecar.initscripts import InitScripts
 from sidecar.settings import Settings
@@ -17,14 +17,11 @@ _ORPHAN_PATIENCE = 30.0  # seconds
 _NO_SPACE = "No space left on device"
 
 
-class Postgres:
+class Postgres(Component[PostgresWatch]):
     """One data directory and the postmaster on it.
 
     Attributes:
         binaries: the installation in use, None before the data directory was looked at.
-        child: the postmaster, None where none of ours runs.
-        watch: what is seen of it.
-        watching: the task that looks, None where there is nothing to look at.
 
     """
 
@@ -36,6 +33,7 @@ class Postgres:
         timezone: str,
         changed: Callable[[], None],
     ) -> None:
+        super().__init__(PostgresWatch(settings.run_dir, changed))
         self._settings = settings
         self._scripts = scripts
         self._identity = identity
@@ -43,9 +41,6 @@ class Postgres:
         self._log = log.get("postgres")
         self._orphan_since: float | None = None
         self.binaries: postgres_binaries.Binaries | None = None
-        self.child: Child | None = None
-        self.watch = PostgresWatch(settings.run_dir, changed)
-        self.watching: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
         """Look at the data directory, heal its mode, or make the cluster; a cancellation leaves nothing half done.
@@ -97,24 +92,7 @@ class Postgres:
         if self.binaries is None:
             raise TransientError("the data directory was not prepared")
         env = self._environment(self.binaries)
-        self.child = self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear)
-        self.watching = asyncio.create_task(self.watch.run())
-
-    def forget(self) -> Child | None:
-        """Forget a postmaster that has ended and return it; None where it runs or there is none."""
-        child = self.child
-        if child is None or child.returncode is None:
-            return None
-        self.stop_watching()
-        self.child = None
-        return child
-
-    def stop_watching(self) -> None:
-        """Look no more."""
-        if self.watching is not None:
-            self.watching.cancel()
-            self.watching = None
-        self.watch.end()
+        self._begin(self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear))
 
     def no_space(self, child: Child) -> BlockedError | None:
         """Return the reason where a child ended for want of space, None where it did not say so."""

@@ -74,7 +74,6 @@ def postgres_settings(machine: Machine) -> dict[str, str]:
     hindsight-api takes most of a small container's memory, so Postgres gets a sixteenth of it for its buffers.
     """
     return {
-        "listen_addresses": "",
         "unix_socket_permissions": "0700",
         "max_connections": str(API_POOL + _OWN_CONNECTIONS),
         "max_locks_per_transaction": str(_LOCKS_PER_TRANSACTION),

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,28 +30,53 @@ def postgres_state(error: Exception) -> Server:
     return Server.RECOVERING if recovering else Server.STARTING
 
 
-class PostgresWatch:
+class Watch(ABC):
+    """Looks at one server again and again.
+
+    Attributes:
+        server: what was seen last.
+        fault: why it was not `UP`, as one sentence.
+
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self.server = Server.DOWN
+        self.fault: str | None = None
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Watch until cancelled."""
+
+    def end(self) -> None:
+        """Note that there is nothing to look at any more."""
+        self.server, self.fault = Server.DOWN, None
+
+    def _see(self, server: Server, fault: str | None) -> None:
+        changed = (server, fault) != (self.server, self.fault)
+        self.server, self.fault = server, fault
+        if changed:
+            self._changed()
+
+
+class PostgresWatch(Watch):
     """Asks one query of our own database over one connection, again and again, and listens to what Postgres logs.
 
     A server that replays its log after a crash refuses connections with the same words as one that just starts; only
     its own lines tell the two apart.
 
     Attributes:
-        server: what was seen last.
-        fault: why it was not `UP`, as one sentence.
         memory_count: rows in memory_units over all schemas, None before the first count.
         dimension: of the stored embeddings, None while there is no table.
 
     """
 
     def __init__(self, socket_dir: Path, changed: Callable[[], None]) -> None:
+        super().__init__(changed)
         self._socket_dir = socket_dir
-        self._changed = changed
         self._connection: database.Connection | None = None
         self._count_due = 0.0
         self._recovering: str | None = None
-        self.server = Server.DOWN
-        self.fault: str | None = None
         self.memory_count: int | None = None
         self.dimension: int | None = None
 
@@ -82,10 +108,6 @@ class PostgresWatch:
             if self._connection is not None:
                 self._connection.pgconn.finish()
 
-    def end(self) -> None:
-        """Note that there is nothing to look at any more."""
-        self.server, self.fault = Server.DOWN, None
-
     def _take(self, error: BaseException | None) -> None:
         if error is None:
             self._see(Server.UP, None)
@@ -104,12 +126,6 @@ class PostgresWatch:
             self._connection.pgconn.finish()
             self._connection = None
 
-    def _see(self, server: Server, fault: str | None) -> None:
-        changed = (server, fault) != (self.server, self.fault)
-        self.server, self.fault = server, fault
-        if changed:
-            self._changed()
-
     async def _look(self) -> None:
         if self._connection is None:
             self._connection = await database.connect(self._socket_dir)
@@ -124,20 +140,12 @@ class PostgresWatch:
             self._count_due = time.monotonic() + _COUNT_SHARE * (time.monotonic() - began)
 
 
-class ApiWatch:
-    """Asks hindsight-api for its health, again and again.
-
-    Attributes:
-        server: what was seen last.
-        fault: why it was not `UP`, as one sentence.
-
-    """
+class ApiWatch(Watch):
+    """Asks hindsight-api for its health, again and again."""
 
     def __init__(self, client: httpx2.AsyncClient, changed: Callable[[], None]) -> None:
+        super().__init__(changed)
         self._client = client
-        self._changed = changed
-        self.server = Server.DOWN
-        self.fault: str | None = None
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -153,10 +161,6 @@ class ApiWatch:
                 self._failed(str(error) or type(error).__name__)
             await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
 
-    def end(self) -> None:
-        """Note that there is nothing to look at any more."""
-        self.server, self.fault = Server.DOWN, None
-
     def _answered(self, response: httpx2.Response) -> None:
         if response.is_success:
             self._see(Server.UP, None)
@@ -166,9 +170,3 @@ class ApiWatch:
     def _failed(self, fault: str) -> None:
         # Before it was up once, it is still importing, loading its model or migrating: that may take its time.
         self._see(Server.STARTING if self.server is Server.STARTING else Server.UNRESPONSIVE, fault)
-
-    def _see(self, server: Server, fault: str | None) -> None:
-        changed = (server, fault) != (self.server, self.fault)
-        self.server, self.fault = server, fault
-        if changed:
-            self._changed()
