@@ -181,9 +181,8 @@ class Gateway:
     async def _exchange(self, request: httpx2.Request, path: str, send: Send) -> None:
         started = False
         try:
-            async with asyncio.timeout(self._timeout) as limit:
+            async with asyncio.timeout(self._timeout):  # for its beginning: a stream of events has no end to wait for
                 response = await self._client.send(request, stream=True)
-                limit.reschedule(None)  # a stream of events has no end to wait for
             async with contextlib.aclosing(response):
                 await send(
                     {
