@@ -39,9 +39,9 @@ def recalls(sidecar: Any, memories: dict[str, Any]) -> list[list[str]]:
 def found_by_meaning(sidecar: Any, memories: dict[str, Any], question: dict[str, str]) -> bool:
     """Tell whether the memory asked for has the best semantic score; keyword search finds others by chance words."""
     scored = {
-        result["text"]: result["scores"]["semantic"]
+        result["text"]: score
         for result in sidecar.recall(question["bank"], question["query"])
-        if result["scores"]["semantic"] is not None
+        if (score := result["scores"].get("semantic")) is not None  # hindsight 0.8 leaves it out where there is none
     }
     wanted = next(item["content"] for item in memories["banks"][question["bank"]] if item["id"] == question["id"])
     return bool(scored) and max(scored, key=lambda text: scored[text]) == wanted
