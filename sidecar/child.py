@@ -12,6 +12,7 @@ from pathlib import Path
 _CHUNK = 65536
 LINE_MAX = 16384  # bytes; a longer line is passed on in pieces
 _LAST_CHUNKS = 16  # as much as a pipe holds
+_IF_WE_LIVE = '[ "$PPID" = "$1" ] || exit 75; shift; exec "$@"'
 _TAIL = 20  # lines kept to explain an exit
 
 
@@ -82,7 +83,8 @@ class Child:
 
         `hear` is called with every line that it writes, to either output.
 
-        `setpriv` sets the signal in the child itself, since one set before a change of user would be lost with it.
+        `setpriv` sets the signal in the child itself, since one set before a change of user would be lost with it. We may
+        have died before that: the child looks whether its parent is still us, and ends where it is not.
 
         Raises:
             OSError: it could not be started.
@@ -92,7 +94,13 @@ class Child:
         os.set_blocking(reader, False)
         try:
             process = subprocess.Popen(
-                ["/usr/bin/setpriv", f"--pdeathsig={death_signal.name.removeprefix('SIG')}", "--", *argv],
+                [
+                    "/usr/bin/setpriv",
+                    f"--pdeathsig={death_signal.name.removeprefix('SIG')}",
+                    "--",
+                    *("/bin/sh", "-c", _IF_WE_LIVE, "sh", str(os.getpid())),
+                    *argv,
+                ],
                 stdin=stdin,
                 stdout=writer,
                 stderr=writer,

@@ -319,6 +319,18 @@ def test_it_does_not_outlive_us_whatever_ends_us() -> None:
     run(work())
 
 
+def test_it_does_not_begin_where_we_died_before_it_could_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        # As if its parent had been another process, which is gone: the signal of that death was never set.
+        monkeypatch.setattr("sidecar.child.os.getpid", lambda: 1)
+        lines: list[str] = []
+        child = shell("echo ran", lines.append)
+        assert await child.wait() == 75
+        assert lines == []
+
+    run(work())
+
+
 def test_nothing_is_left_open_of_children_that_ended() -> None:
     async def work(count: Callable[[], Awaitable[int]]) -> None:
         await heard("true")
