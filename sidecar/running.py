@@ -118,8 +118,7 @@ class Sidecar:
     async def run(self) -> int:
         """Run until the end; return the exit code."""
         servers = self._servers()
-        shown = {name: str(value) for name, value in control.masked(self._settings).items() if value}
-        self._log.info("sidecar started", **shown)
+        self._log.info("sidecar started", **control.changed(self._settings))
         if self._found.links:
             self._log.info("dropped Kubernetes' service links", names=self._found.links)
         try:

@@ -34,12 +34,16 @@ def leave(code: int, sentence: str) -> int:
     """Say why the sidecar ends with this code, where people and Kubernetes look."""
     if code != EXIT_STOPPED:
         sys.stderr.write(f"hindsight-sidecar: {sentence}\n")
-        if TERMINATION_LOG.exists():
-            try:
-                TERMINATION_LOG.write_text(f"{sentence}\n", encoding="utf-8")
-            except OSError as error:
-                sys.stderr.write(f"hindsight-sidecar: {TERMINATION_LOG} cannot be written: {error.strerror}\n")
+        _write_termination_log(sentence)
     return code
+
+
+def _write_termination_log(sentence: str) -> None:
+    if TERMINATION_LOG.exists():
+        try:
+            TERMINATION_LOG.write_text(f"{sentence}\n", encoding="utf-8")
+        except OSError as error:
+            sys.stderr.write(f"hindsight-sidecar: {TERMINATION_LOG} cannot be written: {error.strerror}\n")
 
 
 def serve(*, welcome: bool) -> int:

@@ -61,7 +61,7 @@ class Supervisor:
         self._known_revisions: frozenset[str] | None = None
         self._model: model.Model | None = None
         self._blocked_since: float | None = None
-        self._told = 0.0
+        self._told = time.monotonic()
         home = settings.run_dir / "home"
         home.mkdir(mode=0o700, exist_ok=True)
         self._identity = users.identity_environment(settings.run_dir, home)

@@ -136,7 +136,7 @@ def test_every_faulty_setting_is_a_line_on_standard_error(sidecar: Sidecar) -> N
         "HINDSIGHT_DATABASE_URL",
     ):
         assert len([line for line in lines if said in line]) == 1, said
-    assert lines[-1] == "hindsight-sidecar: 4 faulty settings"
+    assert len(lines) == 4, "each once"
     assert not (sidecar.home / "run/control.sock").exists()
 
 
