@@ -48,6 +48,11 @@ def inspect(pgdata: Path) -> Inspection:
         names = set(os.listdir(pgdata))  # noqa: PTH208 - names are all that is wanted
         owner = pgdata.stat().st_uid
     except FileNotFoundError:
+        if pgdata.is_symlink():
+            raise BlockedError(
+                Reason.VOLUME_LAYOUT,
+                f"PGDATA {pgdata} is a link to {pgdata.readlink()}, which is not there; remove the link",
+            ) from None
         return Inspection(Found.NOTHING, None)
     except NotADirectoryError:
         raise BlockedError(Reason.DAMAGED_CLUSTER, f"PGDATA {pgdata} is not a directory; move it away") from None

@@ -66,8 +66,7 @@ def sort(environ: Mapping[str, str], known: Iterable[str], secrets: Iterable[str
     ]
     # A mis-spelt database setting must never end in a silent fallback to another database.
     faults += [
-        f"{name} is set, and the sidecar brings its own database; unset it, "
-        "or bring the data over with `hindsight-sidecar migrate`"
+        f"{name} is set, and the sidecar brings its own database; unset it"
         for name in sorted(kept)
         if name.startswith("HINDSIGHT_") and not name.startswith(API_PREFIX) and name.endswith(DATABASE_ENDINGS)
     ]

@@ -21,6 +21,8 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
      b"transfer-encoding", b"upgrade"}
 )  # fmt: skip
+# What a message cannot do without; a client that names them there would have its call cut down rather than passed on.
+_NEVER_HOP_BY_HOP = frozenset({b"authorization", b"content-encoding", b"content-length", b"content-type", b"host"})
 # Answered here, so that a probe is never refused and never waits.
 HEALTH_PATHS = frozenset({"/health", "/health/ready"})
 LIVE_PATH = "/health/live"
@@ -36,6 +38,7 @@ def _end_to_end(headers: Headers) -> Headers:
     """Return the headers that are not of one connection only, neither by their name nor by being named in `connection`."""
     lowered = [(name.lower(), value) for name, value in headers]
     named = {token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")}
+    named -= _NEVER_HOP_BY_HOP
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name not in named]
 
 

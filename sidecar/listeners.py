@@ -14,6 +14,8 @@ from sidecar.errors import SettingsError
 from sidecar.settings import Address, Settings
 
 _BACKLOG = 1024
+_ACCEPTS = 64  # connections taken up at once
+_HEADER_TIME = 20.0  # seconds for a first request; slow senders would otherwise use up every descriptor
 _TAKEN_PATIENCE = 3.0  # seconds
 _TAKEN_PAUSE = 0.05
 RUN_LOCK = "sidecar.lock"
@@ -55,27 +57,45 @@ def _bind(address: Address) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """Bind the control socket so that it is 0600 from its first moment on; a server's own `uds=` would make it 0666."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # of a sidecar that was killed: the run directory's lock is ours
+    """Bind the control socket so that it is 0600 from its first moment on; a server's own `uds=` would make it 0666.
+
+    Raises:
+        SettingsError: something else is there.
+
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
+        path.unlink(missing_ok=True)  # of a sidecar that was killed: the run directory's lock is ours
         listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise _not_ours(path, error) from error
     finally:
         os.umask(before)
     listener.listen(_BACKLOG)
     return listener
 
 
+def _not_ours(path: Path, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"{path} cannot be used ({error.strerror}); the run directory has to be the sidecar's own: remove what is there, "
+        "or set HINDSIGHT_SIDECAR_RUN_DIR to another one"
+    )
+
+
 def lock_run_dir(run_dir: Path) -> int:
     """Make sure that no other sidecar uses this run directory, for as long as the returned descriptor is open.
 
     Raises:
-        SettingsError: one does.
+        SettingsError: one does, or something else is there.
 
     """
-    descriptor = os.open(run_dir / RUN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    path = run_dir / RUN_LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _not_ours(path, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -107,6 +127,25 @@ def _no_signal_handlers() -> Iterator[None]:
     yield
 
 
+def _protocol() -> type[asyncio.Protocol]:
+    """Return uvicorn's h11 protocol, which bounds the size of headers, with a bound on their time as well."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol  # noqa: PLC0415
+
+    class Impatient(H11Protocol):
+        """Closes a connection whose first request has not come within `_HEADER_TIME`."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(_HEADER_TIME, self._close_if_silent)
+
+        def _close_if_silent(self) -> None:
+            begun: object = self.cycle  # None before the first request, whatever uvicorn's annotation says
+            if begun is None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Impatient
+
+
 class Server:
     """An ASGI application served on a bound socket, from its making until `end`.
 
@@ -121,7 +160,9 @@ class Server:
 
         config = uvicorn.Config(
             app,  # type: ignore[arg-type]  # uvicorn's own protocol types are narrower than ASGI's
-            http="h11",  # it bounds the size of headers
+            http=_protocol(),
+            # asyncio's accept loop logs once per place in the backlog when descriptors run out (CPython 3.11).
+            backlog=_ACCEPTS,
             loop="asyncio",
             ws="none",
             lifespan="off",

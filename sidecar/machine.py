@@ -78,6 +78,7 @@ class World:
     proved: bool = False  # a recall gave its text back since both were last started
     ever_ready: bool = False
     maintenance: str | None = None
+    no_space: str | None = None  # Postgres runs and cannot write; the sentence that says so
 
     def postgres_ended(self) -> None:
         """Forget what held for the Postgres that is gone."""
@@ -179,6 +180,8 @@ def state_of(world: World, now: float) -> State:
         return State(Phase.STOPPING)
     if world.fault is not None and world.fault.reason is not None:
         return State(Phase.BLOCKED, world.fault.reason, world.fault.detail)
+    if world.no_space is not None:
+        return State(Phase.BLOCKED, Reason.NO_SPACE, world.no_space)
     detail = world.fault.detail if world.fault else None
     missing = _missing(world)
     if missing == "postgres" and world.postgres is not Server.UP and world.postgres_restarts.looping(now):

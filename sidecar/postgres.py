@@ -1,20 +1,22 @@
 """Our PostgreSQL: the data directory made or healed, its process, and what is seen of it."""
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 
-from sidecar import cluster, database, log, postgres_binaries, sizing, users, volume
+from sidecar import cluster, database, log, postgres_binaries, processes, sizing, users, volume
 from sidecar.child import Child
 from sidecar.component import Component
 from sidecar.errors import BlockedError, Reason, TransientError
 from sidecar.initscripts import InitScripts
 from sidecar.settings import Settings
-from sidecar.watch import PostgresWatch
+from sidecar.watch import NO_SPACE, PostgresWatch
 
 _ORPHAN_PATIENCE = 30.0  # seconds
-_NO_SPACE = "No space left on device"
+_ENOUGH = 32 * sizing.MIB  # bytes free that Postgres needs to go on, two segments of its log
+_NO_SPACE_SHOWN = 15.0  # seconds for which a want of space is told, where the free bytes do not show it (inodes, quota)
 
 
 class Postgres(Component[PostgresWatch]):
@@ -96,12 +98,23 @@ class Postgres(Component[PostgresWatch]):
 
     def no_space(self, child: Child) -> BlockedError | None:
         """Return the reason where a child ended for want of space, None where it did not say so."""
-        if not any(_NO_SPACE in line for line in child.tail):
+        return self._found_no_space(child.name) if any(NO_SPACE in line for line in child.tail) else None
+
+    def wants_space(self, now: float) -> str | None:
+        """Say where Postgres runs and cannot write for want of space, None where it can. `now` is monotonic seconds."""
+        said = self.watch.no_space_at
+        if said is None:
             return None
+        if now - said > _NO_SPACE_SHOWN and volume.free_bytes(self._settings.volume) >= _ENOUGH:
+            self.watch.no_space_at = None
+            return None
+        return self._found_no_space("Postgres").detail
+
+    def _found_no_space(self, who: str) -> BlockedError:
         free = volume.free_bytes(self._settings.volume) // sizing.MIB
         return BlockedError(
             Reason.NO_SPACE,
-            f"{child.name} found no space on {self._settings.volume} ({free} MiB free now); free some or grow the volume, "
+            f"{who} found no space on {self._settings.volume} ({free} MiB free now); free some or grow the volume, "
             "and it goes on by itself",
             retry_after=10,
         )
@@ -109,6 +122,12 @@ class Postgres(Component[PostgresWatch]):
     def is_shut_down(self) -> bool:
         """Tell whether the data directory was left in order."""
         return self.binaries is not None and postgres_binaries.is_shut_down(self.binaries, self._settings.pgdata)
+
+    def kill_left(self) -> None:
+        """Kill what still works in the data directory: a process that is stopped does not see its postmaster end."""
+        for pid in processes.postgres_in(self._settings.pgdata) if self._settings.pgdata.is_dir() else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     async def checkpoint(self) -> None:
         """Write out what is dirty."""

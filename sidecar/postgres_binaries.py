@@ -52,7 +52,7 @@ class Binaries:
 
 
 def _run(program: Path, option: str) -> str:
-    return subprocess.run([program, option], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return subprocess.run([str(program), option], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def inspect(bindir: Path) -> Binaries:

@@ -147,7 +147,7 @@ class Sidecar:
         if not stop.clean:
             return leave(
                 EXIT_HARD_STOP,
-                f"Postgres was not shut down in order within {self._settings.stop_grace:g} s; its next start recovers",
+                f"Postgres was not shut down in order ({stop.seconds:.1f} of {self._settings.stop_grace:g} s); its next start recovers",
             )
         if supervisor.gave_up is not None:
             return leave(EXIT_GAVE_UP, f"{supervisor.gave_up} for too long: {supervisor.gave_up.detail}")

@@ -19,7 +19,7 @@ EXIT_FAULT = 1
 EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
-_STOPS = (signal.SIGTERM, signal.SIGINT)
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: a terminal that was closed
 TERMINATION_LOG = Path("/dev/termination-log")
 
 
@@ -49,6 +49,9 @@ def _write_termination_log(sentence: str) -> None:
 def serve(*, welcome: bool) -> int:
     """Run the sidecar; return its exit code. With `welcome`, tell a person at the terminal what there is once ready."""
     _end_at_once_when_asked()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: there is nobody to tell
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for the process' life
     try:
         if os.geteuid() == 0:
             # Before anything else is imported: the same program starts again without root's rights, and a probe waits.
@@ -68,9 +71,8 @@ def serve(*, welcome: bool) -> int:
     except SettingsError as error:
         for fault in error.faults:
             sys.stderr.write(f"hindsight-sidecar: {fault}\n")
-        return leave(
-            EXIT_SETTINGS, error.faults[0] if len(error.faults) == 1 else f"{len(error.faults)} faulty settings"
-        )
+        _write_termination_log("; ".join(error.faults))
+        return EXIT_SETTINGS
     import asyncio  # noqa: PLC0415 - the sockets are bound first
 
     from sidecar import log  # noqa: PLC0415

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -16,6 +17,7 @@ from sidecar.errors import SettingsError
 SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path, less the terminating NUL
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 _PORT_MAX = 65535
+_SENDABLE = re.compile(r"[!-~]+")
 
 
 class Address(NamedTuple):
@@ -39,7 +41,11 @@ def _parse_address(value: object) -> object:
         return value
     host, _, port = value.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _PORT_MAX:
+    if (
+        not host
+        or not (port.isascii() and port.isdigit() and len(port) <= len(str(_PORT_MAX)))
+        or not 0 < int(port) <= _PORT_MAX
+    ):
         raise ValueError(f"{value!r} is not an address; expected HOST:PORT, such as 127.0.0.1:8888")
     if host != "localhost":
         try:
@@ -72,7 +78,7 @@ OptionalListenAddress = Annotated[
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parse_names)]
 Secret = Annotated[SecretStr | None, BeforeValidator(_readable)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_none)]
-OptionalSeconds = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_blank_is_none)]
+OptionalSeconds = Annotated[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, BeforeValidator(_blank_is_none)]
 
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -134,8 +140,8 @@ class Settings(BaseSettings):
 
     stop_grace: float = Field(default=9.0, ge=1, le=600)
     blocked_exit_after: OptionalSeconds = None
-    api_hung_after: float = Field(default=60.0, ge=5)
-    gateway_timeout: float = Field(default=300.0, ge=1)
+    api_hung_after: float = Field(default=60.0, ge=5, allow_inf_nan=False)
+    gateway_timeout: float = Field(default=300.0, ge=1, allow_inf_nan=False)
 
     log_format: Literal["console", "json"] = "console"
     log_level: Level = "info"
@@ -165,6 +171,8 @@ class Settings(BaseSettings):
     def _not_blank(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():
             raise ValueError("the secret is empty; set a value, or unset the variable")
+        if value is not None and not _SENDABLE.fullmatch(value.get_secret_value()):
+            raise ValueError("the secret has characters that no HTTP header can carry; use visible ASCII alone")
         return value
 
     @model_validator(mode="after")
@@ -182,6 +190,16 @@ class Settings(BaseSettings):
             )
         if not self.api_listen.is_loopback:
             faults.append(f"HINDSIGHT_SIDECAR_API_LISTEN is {self.api_listen}; hindsight-api stays on loopback")
+        taken: dict[Address, str] = {}
+        for name in ("listen", "control_listen", "metrics_listen", "api_listen"):
+            address = getattr(self, name)
+            if address in taken:
+                faults.append(
+                    f"{environment.PREFIX}{taken[address]} and {environment.PREFIX}{name.upper()} are both {address}; "
+                    "give each an address of its own"
+                )
+            elif address is not None:
+                taken[address] = name.upper()
         length = len(os.fsencode(self.run_dir / POSTGRES_SOCKET))
         if length > SOCKET_PATH_MAX:
             faults.append(

@@ -52,12 +52,14 @@ async def stop_children(
     *,
     checkpoint: Callable[[], Awaitable[None]],
     shut_down: Callable[[], bool],
+    kill_left: Callable[[], None],
     tell: Callable[..., object],
 ) -> Stop:
     """Stop both children within `budget` seconds and reap them; Postgres is never left behind.
 
     Postgres never gets SIGTERM: that shutdown waits for every client that is still connected. One that had not come as
-    far as handling a signal ends with that signal; `shut_down` tells whether its data directory is in order.
+    far as handling a signal ends with that signal; `shut_down` tells whether its data directory is in order. After a hard stop `kill_left` ends what
+    did not even notice that its postmaster is gone.
     """
     began = time.monotonic()
     deadline = began + budget
@@ -83,6 +85,7 @@ async def stop_children(
             if await postgres.wait(left()) is None:
                 postgres.send(signal.SIGKILL)
                 await postgres.wait(_AFTER_HARD)
+            kill_left()
         else:
             clean = postgres.returncode == 0 or shut_down()
     if flush is not None:

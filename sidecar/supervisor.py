@@ -128,6 +128,7 @@ class Supervisor:
             world.see_postgres(self._postgres.watch.server)
         if self._api.child is not None:
             world.see_api(self._api.watch.server, now)
+        world.no_space = self._postgres.wants_space(now)
         for watching in (self._postgres.watching, self._api.watching):
             if watching is not None and watching.done():
                 watching.result()  # a watch that ended by itself has a defect: better no sidecar than a blind one
@@ -279,6 +280,7 @@ class Supervisor:
             self._settings.stop_grace,
             checkpoint=self._postgres.checkpoint,
             shut_down=self._postgres.is_shut_down,
+            kill_left=self._postgres.kill_left,
             tell=self._log.info,
         )
         await self._api.close()

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from sidecar.errors import SettingsError
 
 DEFAULT_USER = "hindsight"
+_NO_UID = 2**32 - 1  # means "leave it as it is" to the kernel
 _NSS_WRAPPER = ("/usr/lib/*/libnss_wrapper.so", "/usr/lib/libnss_wrapper.so")
 
 
@@ -44,6 +46,8 @@ def _parse(text: str) -> Account:
                 f"HINDSIGHT_SIDECAR_RUN_AS names {user!r}, and there is no such user; make it"
             ) from None
         account = Account(entry.pw_uid, entry.pw_gid, entry.pw_name)
+    if account.uid >= _NO_UID:
+        raise SettingsError(f"HINDSIGHT_SIDECAR_RUN_AS is {text!r}, and uids end at {_NO_UID - 1}; name a smaller one")
     if account.uid == 0:
         raise SettingsError(
             "HINDSIGHT_SIDECAR_RUN_AS is root, and PostgreSQL refuses to run as root; name another user"
@@ -80,26 +84,36 @@ def choose(run_as: str | None, pgdata: Path) -> Account:
 def make_run_dir(run_dir: Path, account: Account | None) -> None:
     """Make the run directory ours alone, before anything is put there.
 
+    Root gives it to `account` where it is new or empty; a directory that others use is never taken over.
+
     Raises:
-        SettingsError: it cannot be made, or belongs to someone else.
+        SettingsError: it cannot be made, or is not ours.
 
     """
     owner = account.uid if account else os.geteuid()
+    if not run_dir.is_absolute():
+        raise SettingsError(f"HINDSIGHT_SIDECAR_RUN_DIR: {str(run_dir)!r} is a relative path; expected an absolute one")
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if account and run_dir.stat().st_uid == 0:
-            os.chown(run_dir, account.uid, account.gid)
-        if os.geteuid() in (0, run_dir.stat().st_uid):
-            run_dir.chmod(0o700)
         status = run_dir.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise SettingsError(
+                f"the run directory {run_dir} is a link; HINDSIGHT_SIDECAR_RUN_DIR has to name a directory"
+            )
+        if account and status.st_uid == 0 and not any(run_dir.iterdir()):
+            os.chown(run_dir, account.uid, account.gid, follow_symlinks=False)
+            status = run_dir.lstat()
+        if status.st_uid == owner:
+            run_dir.chmod(0o700)
     except OSError as error:
         raise SettingsError(
             f"the run directory {run_dir} cannot be made as uid {os.geteuid()} ({error.strerror}); mount a tmpfs at "
             f"{run_dir.parent}, or set HINDSIGHT_SIDECAR_RUN_DIR"
         ) from error
-    if status.st_uid != owner or not run_dir.is_dir() or run_dir.is_symlink():
+    if status.st_uid != owner:
         raise SettingsError(
-            f"the run directory {run_dir} belongs to uid {status.st_uid}, and this is {owner}; remove it, or set HINDSIGHT_SIDECAR_RUN_DIR"
+            f"the run directory {run_dir} belongs to uid {status.st_uid}, and this is {owner}; remove it, or set "
+            "HINDSIGHT_SIDECAR_RUN_DIR to one of its own"
         )
 
 

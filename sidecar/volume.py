@@ -149,6 +149,11 @@ class VolumeLock:
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ELOOP):
+                raise BlockedError(
+                    Reason.VOLUME_LAYOUT,
+                    f"{self.path} is a directory or a link, and has to be the sidecar's own plain file; move it away",
+                ) from error
             raise _denied(self.path, "open", error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

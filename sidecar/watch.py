@@ -18,6 +18,7 @@ _EAGER = 0.1  # seconds between looks at what is starting
 TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
 # Counting takes time that grows with the memories, so it is done the more rarely the longer it took.
 _COUNT_SHARE = 50
+NO_SPACE = "No space left on device"
 # "LOG:  database system was not properly shut down; automatic recovery in progress", then every ten seconds
 # "LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/5A3F2C8" (PostgreSQL 15 and later).
 _RECOVERY = re.compile(r"LOG: +.*?(automatic recovery in progress|redo in progress, .*)$")
@@ -68,6 +69,7 @@ class PostgresWatch(Watch):
     Attributes:
         memory_count: rows in memory_units over all schemas, None before the first count.
         dimension: of the stored embeddings, None while there is no table.
+        no_space_at: monotonic seconds of the last time that Postgres said it found no space, None where it did not.
 
     """
 
@@ -77,11 +79,15 @@ class PostgresWatch(Watch):
         self._connection: database.Connection | None = None
         self._count_due = 0.0
         self._recovering: str | None = None
+        self.no_space_at: float | None = None
         self.memory_count: int | None = None
         self.dimension: int | None = None
 
     def hear(self, line: str) -> None:
         """Take one line of Postgres' log."""
+        if NO_SPACE in line:
+            self.no_space_at = time.monotonic()
+            self._changed()
         if self.server in (Server.STARTING, Server.RECOVERING) and (found := _RECOVERY.search(line)):
             self._recovering = found[1]
             self._see(Server.RECOVERING, found[1])

@@ -287,7 +287,7 @@ def test_request_headers_pass_but_for_those_of_the_connection() -> None:
             await it.call(
                 "GET /x\naccept-encoding: br\naccept: a\naccept: b\nuser-agent: agent/1\ncookie: a=1\ncookie: b=2\n"
                 "authorization: Bearer tenant\nx-forwarded-for: 10.0.0.1\nx-latin: caf\u00e9\n"
-                "connection: keep-alive, X-Mine\nx-mine: 1\nkeep-alive: timeout=5\nte: trailers\n"
+                "connection: keep-alive, X-Mine, Host, authorization\nx-mine: 1\nkeep-alive: timeout=5\nte: trailers\n"
                 "proxy-authorization: Basic eA==\nproxy-connection: keep-alive\nupgrade: h2c\ntrailer: x".encode(
                     "latin-1"
                 )

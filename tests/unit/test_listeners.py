@@ -1,3 +1,4 @@
+import asyncio
 import os
 import socket
 import stat
@@ -102,9 +103,38 @@ def test_a_run_directory_has_one_sidecar(tmp_path: Path) -> None:
 
 def test_a_link_in_place_of_its_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "sidecar.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(SettingsError, match="symbolic links"):
         lock_run_dir(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["sidecar.lock", "control.sock"])
+def test_a_directory_in_place_of_its_files_is_a_fault_of_the_settings(name: str, short_path: Path) -> None:
+    (short_path / name).mkdir()
+    with pytest.raises(SettingsError, match=name):
+        lock_run_dir(short_path) if name == "sidecar.lock" else bind_unix(short_path / name)
+
+
+def test_a_connection_that_sends_half_a_header_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_HEADER_TIME", 0.2)
+
+    async def work() -> bytes:
+        listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", _free()))
+        server = listeners.Server(nobody, listener, grace=1)
+        await server.listening()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: local")
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        finally:
+            writer.close()
+            await server.end()
+
+    async def nobody(_scope: object, _receive: object, _send: object) -> None:
+        raise AssertionError("half a request is none")
+
+    assert asyncio.run(work()) == b""
 
 
 def test_all_listeners_of_one_sidecar(short_path: Path) -> None:

@@ -370,3 +370,15 @@ def test_after_an_end_the_postgres_that_comes_next_is_told_as_postgres_and_not_a
     world = complete()
     postgres_died(world, 1.0)
     assert str(state_of(world, 1.0)) == "degraded(postgres)"
+
+
+def test_a_want_of_space_is_told_while_everything_runs() -> None:
+    world = World(
+        volume_held=True, cluster_prepared=True, postgres=Server.UP, database_checked=True, api=Server.UP, proved=True
+    )
+    assert state_of(world, 0.0) == State(Phase.READY)
+    world.no_space = "Postgres found no space"
+    assert state_of(world, 0.0) == State(Phase.BLOCKED, Reason.NO_SPACE, "Postgres found no space")
+    assert decide(world, 0.0, api_hung_after=60.0) == Decision(Step.WAIT)
+    world.no_space = None
+    assert state_of(world, 0.0) == State(Phase.READY)

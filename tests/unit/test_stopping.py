@@ -75,16 +75,19 @@ async def stop(
     shut_down: bool = False,
 ) -> tuple[stopping.Stop, list[str]]:
     told: list[str] = []
+    swept: list[bool] = []
     result = await stop_children(
         api,
         postgres,
         budget,
         checkpoint=checkpoint,
         shut_down=lambda: shut_down,
+        kill_left=lambda: swept.append(True),
         tell=lambda text, **_: told.append(text),
     )
     assert all(child is None or child.returncode is not None for child in (api, postgres)), "not reaped"
     assert ("postgres", signal.SIGTERM) not in log
+    assert bool(swept) == (("postgres", signal.SIGQUIT) in log), "after a hard stop, and only then"
     return result, told
 
 

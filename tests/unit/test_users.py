@@ -170,3 +170,35 @@ def test_without_nss_wrapper_such_a_uid_has_its_name_alone(tmp_path: Path, monke
     monkeypatch.setattr(users.os, "geteuid", lambda: MISSING_UID)
     monkeypatch.setattr(users, "nss_wrapper", lambda: None)
     assert set(identity_environment(tmp_path, tmp_path)) == {"HOME", "USER", "LOGNAME"}
+
+
+def test_a_run_directory_that_is_a_link_is_not_taken_over(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir(mode=0o755)
+    before = target.stat()
+    (tmp_path / "run").symlink_to(target)
+    with pytest.raises(SettingsError, match="is a link"):
+        users.make_run_dir(tmp_path / "run", None)
+    assert target.stat() == before
+
+
+def test_a_relative_run_directory_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="relative path"):
+        users.make_run_dir(Path("run"), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_roots_that_holds_something_is_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    (tmp_path / "run" / "letter").touch()
+    given: list[object] = []
+    monkeypatch.setattr(users.os, "chown", lambda *words, **_: given.append(words))
+    with pytest.raises(SettingsError, match="belongs to uid"):
+        users.make_run_dir(tmp_path / "run", users.Account(54321, 54321, "somebody"))
+    assert given == []
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755

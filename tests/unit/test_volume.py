@@ -214,7 +214,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BlockedError) as caught:
         VolumeLock(tmp_path).acquire()
-    assert caught.value.reason is Reason.PERMISSIONS
+    assert caught.value.reason is Reason.VOLUME_LAYOUT
     assert not (tmp_path / "elsewhere").exists()
 
 
