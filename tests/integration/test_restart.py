@@ -30,10 +30,17 @@ def test_369_memories_survive_a_restart(make_sidecar: Any, memories: dict[str, A
     assert sidecar.stop() == 0
 
 
-def recalls(sidecar: Any, memories: dict[str, Any]) -> list[list[str]]:
-    """Return the texts that each question brings back; several share a keyword score, so their order is not defined."""
+def recalls(sidecar: Any, memories: dict[str, Any]) -> list[dict[str, float]]:
+    """Return what each question brings back by its meaning, with its score.
+
+    What keywords, links and dates add depends on hindsight's own work in the background and on the hour.
+    """
     return [
-        sorted(result["text"] for result in sidecar.recall(question["bank"], question["query"]))
+        {
+            result["text"]: round(score, 4)
+            for result in sidecar.recall(question["bank"], question["query"])
+            if (score := result["scores"].get("semantic")) is not None
+        }
         for question in memories["paraphrases"]
     ]
 

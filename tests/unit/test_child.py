@@ -289,6 +289,9 @@ import asyncio, signal, sys
 from pathlib import Path
 from sidecar.child import Child
 
+# A shell ignores it for what it starts in the background, and that is inherited; the sidecar handles it itself.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 async def main():
     child = Child.start("it", ["/bin/sleep", "600"], env={"PATH": "/bin"}, cwd=Path("/"),
                         death_signal=signal.SIGINT, hear=print)
