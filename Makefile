@@ -112,7 +112,8 @@ setup: sidecar-env dev-env stand-in ## Make all that the tests need: every versi
 
 .PHONY: setup-ci
 setup-ci: ## The same on a plain machine, with the programs that some tests and lint use (root)
-	@command -v strace shellcheck > /dev/null || { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck; }
+	@{ command -v strace && command -v shellcheck; } > /dev/null || \
+	    { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck > /dev/null; }
 	@$(MAKE) setup
 
 .PHONY: test unit lint format locks
@@ -124,7 +125,7 @@ unit: dev-env ## Run the tests that need no server
 
 lint: dev-env ## Check style, types and shell scripts
 	@'$(DEV)/bin/ruff' check . && '$(DEV)/bin/ruff' format --check . && '$(DEV)/bin/mypy'
-	@if command -v shellcheck > /dev/null; then shellcheck initscripts/* locks/install locks/refresh; \
+	@if command -v shellcheck > /dev/null; then shellcheck initscripts/* locks/install locks/refresh .ci/run; \
 	else echo 'shellcheck is not installed: the shell scripts were not checked'; fi
 
 format: dev-env ## Format the code
