@@ -68,7 +68,7 @@ sidecar-env: account
 	@$(MAKE) --silent '$(SIDECAR)/.installed'
 
 $(SIDECAR)/.installed $(DEV)/.installed: $(SOURCES) locks/sidecar.txt locks/dev.txt
-	@umask 022; '$(@D)/bin/python' -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	@umask 022; "$$(realpath '$(@D)')/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	    --force-reinstall . 2>&1 | { grep -v '^WARNING: Loc' || true; }
 	@touch '$@'
 

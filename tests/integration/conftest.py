@@ -1,5 +1,7 @@
 """Real parts for the integration tests: a baked model, and sidecars that run."""
 
+import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -21,6 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Let what a test leaves open warn in that test, and not in whichever the collector runs in."""
+    yield
+    asyncio.set_event_loop(None)
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

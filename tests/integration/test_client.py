@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from agent import client_at
 from harness import RunningSidecar, wait_for
 from hindsight_client import Hindsight
 from hindsight_client_api.exceptions import BadRequestException, NotFoundException, ServiceException
@@ -21,19 +22,6 @@ from sidecar.rehearsal import CANARY_BANK, MEMORIES, SMOKE_BANK_PREFIX, words
 
 TEXTS = [memory.text for memory in MEMORIES]
 Rows = dict[str, int]
-
-
-@contextlib.contextmanager
-def client_of(sidecar: RunningSidecar) -> Iterator[Hindsight]:
-    """Have a client on an event loop of its own: it takes the current one."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
-        with Hindsight(base_url=f"http://127.0.0.1:{sidecar.port}") as client:
-            yield client
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
 
 
 def make_bank(client: Hindsight, bank: str) -> None:
@@ -46,7 +34,7 @@ def recalled(client: Hindsight, bank: str, question: str) -> list[str]:
 
 
 def test_the_clients_calls(ready_sidecar: RunningSidecar) -> None:
-    with client_of(ready_sidecar) as client:
+    with client_at(ready_sidecar.port) as client:
         version = client.get_version()
         assert version.api_version == "1.1.0"
         assert version.features.mcp
@@ -68,7 +56,7 @@ def test_the_clients_calls(ready_sidecar: RunningSidecar) -> None:
 
 
 def test_a_refusal_reaches_the_clients_caller(ready_sidecar: RunningSidecar) -> None:
-    with client_of(ready_sidecar) as client:
+    with client_at(ready_sidecar.port) as client:
         make_bank(client, "unreflected")
         with pytest.raises(BadRequestException) as caught:
             client.reflect("unreflected", "What do you think?")
@@ -96,7 +84,7 @@ def test_many_calls_at_once(ready_sidecar: RunningSidecar) -> None:
 
 def test_a_stored_memory_is_counted_within_two_seconds(ready_sidecar: RunningSidecar) -> None:
     before = rows(ready_sidecar)["public.memory_units"]
-    with client_of(ready_sidecar) as client:
+    with client_at(ready_sidecar.port) as client:
         make_bank(client, "counted")
         client.retain_batch("counted", [{"content": text} for text in TEXTS])
         wait_for(lambda: ready_sidecar.health()["memory_count"] == before + len(TEXTS), 2, "all memories counted")
@@ -111,14 +99,14 @@ def test_memories_and_commands_over_a_restart(make_sidecar: Any) -> None:
     wait_for(lambda: sidecar.health_status() == 503, 30, "an answer")
     check_not_ready(sidecar)
     sidecar.wait_ready()
-    with client_of(sidecar) as client:
+    with client_at(sidecar.port) as client:
         make_bank(client, "lasting")
         client.retain_batch("lasting", [{"content": text} for text in TEXTS])
     assert sidecar.stop() == 0
     check_not_reachable(sidecar)
     sidecar.start_ready()
     assert sidecar.health()["memory_count"] == len(TEXTS)
-    with client_of(sidecar) as client:
+    with client_at(sidecar.port) as client:
         for memory in MEMORIES:
             assert recalled(client, "lasting", memory.question)[0] == memory.text
     assert sidecar.command("smoke").returncode == 0
@@ -142,7 +130,7 @@ def check_not_ready(sidecar: RunningSidecar) -> None:
     assert done.stdout.startswith("starting(")
     done = sidecar.command("health", "--json")
     assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "starting")
-    with client_of(sidecar) as client:
+    with client_at(sidecar.port) as client:
         assert client.get_version().api_version == "1.1.0"
         began = time.monotonic()
         with pytest.raises(ServiceException) as caught:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import made
 import pytest
+from agent import client_at
 from harness import call, free_ports, reachable_directory, wait_for
-from hindsight_client import Hindsight
 
 ROOT = Path(__file__).parents[2]
 CTRL_C = b"\x03"
@@ -90,7 +90,7 @@ def test_twice_with_ctrl_c_in_between(home: Path) -> None:
         assert str(home / "volume/pgdata") in told
         body = call(control, "/health").json()
         assert body["stand_in"] is True
-        with Hindsight(base_url=f"http://127.0.0.1:{port}") as client:
+        with client_at(port) as client:
             client.retain(bank_id="first", content="The spare key is under the blue flower pot.")
         assert len(commands(told)) == 3, "three commands to try"
         wait_for(lambda: call(port, "/health").json()["memory_count"] == 1, 5, "the memory counted")
@@ -98,7 +98,7 @@ def test_twice_with_ctrl_c_in_between(home: Path) -> None:
     with running(home, env, port) as second:
         assert time.monotonic() - began < 40  # 10 on an idle machine
         assert "==> The embedding model" not in second.text, "baked once"
-        with Hindsight(base_url=f"http://127.0.0.1:{port}") as client:
+        with client_at(port) as client:
             found = client.recall(bank_id="first", query="Where can I find the key to the house?")
         assert [result.text for result in found.results] == ["The spare key is under the blue flower pot."]
 
