@@ -111,27 +111,50 @@ setup: sidecar-env dev-env stand-in ## Make all that the tests need: every versi
 	@for version in 1.1.0 0.8.4; do for flavor in onnx torch; do \
 	    $(MAKE) api-env HINDSIGHT_VERSION=$$version FLAVOR=$$flavor; done; done
 
-.PHONY: setup-ci
-setup-ci: ## The same on a plain machine, with the programs that some tests and lint use (root)
-	@{ command -v strace && command -v shellcheck; } > /dev/null || \
-	    { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck > /dev/null; }
-	@$(MAKE) setup
-
 # The image. SUITE=forky|trixie is Debian's release, the rest is in docs/image.md.
 SUITE ?= forky
 bake_image = @PYTHONPATH=. '$(PYTHON)' -P -m bake.image $(1) --engine='$(ENGINE)' --suite='$(SUITE)' --base='$(BASE)'
-.PHONY: image image-base
+image_options = --version='$(HINDSIGHT_VERSION)' --flavor='$(FLAVOR)' --tag='$(TAG)' --model-dir='$(MODEL_DIR)' \
+    --stand-in='$(STAND_IN)' --reranker='$(RERANKER)' --keep-claude-cli='$(KEEP_CLAUDE_CLI)' \
+    --torch-index='$(TORCH_INDEX)' $(if $(IMAGE_PYTHON),--python='$(IMAGE_PYTHON)')
+.PHONY: image image-base bench
 image: ## Build the image (FLAVOR, HINDSIGHT_VERSION, SUITE, MODEL_DIR=dir, STAND_IN=1, RERANKER=1, TORCH_INDEX; docs/image.md)
-	$(call bake_image,build) --version='$(HINDSIGHT_VERSION)' --flavor='$(FLAVOR)' --tag='$(TAG)' \
-	    --model-dir='$(MODEL_DIR)' --stand-in='$(STAND_IN)' --reranker='$(RERANKER)' \
-	    --keep-claude-cli='$(KEEP_CLAUDE_CLI)' --torch-index='$(TORCH_INDEX)' $(if $(IMAGE_PYTHON),--python='$(IMAGE_PYTHON)')
+	$(call bake_image,build) $(image_options)
+
+bench: ## Compare the image's size with that of the same parts put together plainly (some minutes)
+	$(call bake_image,bench) $(image_options)
 
 image-base: ## Make the base image from the Debian archive, where no registry can be reached (root, mmdebstrap)
 	$(call bake_image,base)
 
-.PHONY: test unit lint format locks
-test: setup ## Run every test (ARGS=... goes to pytest)
-	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' '$(DEV)/bin/python' -P -m pytest $(ARGS)
+.PHONY: engine image-for-tests setup-ci
+engine: ## Say which container engine works here, and why the others do not
+	$(call bake_image,engine)
+
+# The image that tests/image runs; another one, such as that of another flavour, is named by TEST_IMAGE.
+TEST_IMAGE ?=
+image-for-tests:
+	@if test -n '$(TEST_IMAGE)'; then exit; \
+	elif $(MAKE) engine; then $(MAKE) image STAND_IN=1 TAG=$(DEFAULT_TEST_IMAGE) MODEL_DIR= RERANKER= FLAVOR=onnx HINDSIGHT_VERSION=1.1.0; \
+	elif test -n '$(REQUIRE_ENGINE)'; then exit 1; \
+	else printf '%s\n' 'The image was not built, and its tests will be skipped.'; fi
+DEFAULT_TEST_IMAGE := localhost/hindsight-sidecar:tests
+
+setup-ci: ## The same on a plain machine, with what some tests and lint use, an engine among it (root)
+	@{ command -v strace && command -v shellcheck && command -v podman && command -v mmdebstrap; } > /dev/null || \
+	    { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck \
+	        podman buildah crun runc netavark nftables iptables fuse-overlayfs catatonit uidmap mmdebstrap > /dev/null; }
+	@$(MAKE) engine || $(MAKE) image-base
+	@$(MAKE) setup image-for-tests
+
+.PHONY: test image-test unit lint format locks
+test: setup image-for-tests ## Run every test (ARGS=... goes to pytest; REQUIRE_ENGINE=1: not without an engine)
+	@$(pytest_environment) '$(DEV)/bin/python' -P -m pytest $(ARGS)
+pytest_environment = HINDSIGHT_TEST_HOME='$(HOME_DIR)' HINDSIGHT_TEST_IMAGE='$(or $(TEST_IMAGE),$(DEFAULT_TEST_IMAGE))' \
+    REQUIRE_ENGINE='$(REQUIRE_ENGINE)' ENGINE='$(ENGINE)'
+
+image-test: dev-env image-for-tests ## Run the tests of the image alone (TEST_IMAGE=another one)
+	@$(pytest_environment) '$(DEV)/bin/python' -P -m pytest tests/image $(ARGS)
 
 unit: dev-env ## Run the tests that need no server
 	@'$(DEV)/bin/python' -P -m pytest tests/unit $(ARGS)

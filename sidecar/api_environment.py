@@ -1,5 +1,6 @@
 """The environment that hindsight-api is started with: built name by name, and nothing inherited by accident."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -157,6 +158,12 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
             f"HINDSIGHT_SIDECAR_RERANKER_DIR is set, and hindsight-api {upstream.version} loads a reranker with torch alone; "
             "unset it (rrf needs no model), or use the torch flavour, or 1.1.0"
         )
+    claude = [name for name in sorted(given) if name.endswith("LLM_PROVIDER") and given[name].lower() == "claude-code"]
+    if claude and not _has_claude(upstream):
+        faults.append(
+            f"{' and '.join(claude)} is 'claude-code', and the program that it runs, claude, is not here; build the image "
+            f"with KEEP_CLAUDE_CLI=1, or put the program into a directory of {program_path(upstream)}, or use another provider"
+        )
     undecided = set(given) - set(decided) - _THE_CLIENTS
     known = known_names(upstream) | set(decided) if undecided else set()
     faults += [
@@ -168,6 +175,17 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
         and (close := environment.nearest(name, known, _TYPO))
     ]
     return faults
+
+
+def _has_claude(upstream: Upstream) -> bool:
+    """Tell whether its Python package still has the program (the image leaves it out: 400 MB), or the PATH has it."""
+    bundled = upstream.package.parent / "claude_agent_sdk/_bundled/claude"
+    return bundled.is_file() or shutil.which("claude", path=program_path(upstream)) is not None
+
+
+def program_path(upstream: Upstream) -> str:
+    """Return hindsight-api's PATH."""
+    return f"{upstream.venv / 'bin'}:/usr/local/bin:/usr/bin:/bin"
 
 
 def given(environ: Mapping[str, str]) -> dict[str, str]:
@@ -215,7 +233,7 @@ def build(
         **tokenizer_table(settings, upstream),
         **identity,
         "API_VENV": str(settings.api_venv),
-        "PATH": f"{settings.api_venv / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": program_path(upstream),
         "PGHOST": str(settings.run_dir),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",

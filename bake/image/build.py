@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bake.errors import BakeError
 from bake.image.engine import Engine
@@ -19,7 +20,7 @@ INVENTORY = Path(__file__).with_name("inventory.Containerfile")
 BASE_MADE_HERE = f"{LABELS}.base"  # label of a base image that came from no registry
 _TAIL = 25  # lines of the output that are shown when a build fails
 _MEGABYTE = 1e6
-_UNREACHABLE = re.compile(r"^hindsight-bake: .*hub.*", re.IGNORECASE | re.MULTILINE)
+_UNREACHABLE = re.compile(r"^(?:#\d+ [\d.]+ )?hindsight-bake: the model hub .*", re.MULTILINE)
 
 
 def arguments(engine: Engine, plan: Plan) -> list[str]:
@@ -45,26 +46,40 @@ def build(engine: Engine, plan: Plan, into: Path) -> Progress:
     """
     into.mkdir(parents=True, exist_ok=True)
     labels = [f"--label={name}={value}" for name, value in plan.labels.items()]
-    log = into / "build.log"
-    progress = Progress(time.monotonic)
-    words = [*arguments(engine, plan), *labels, f"--tag={plan.tag}", f"--file={CONTAINERFILE}", str(ROOT)]
-    _run(engine, words, log, progress)
-    before = progress.stage
+    progress = run(engine, plan, CONTAINERFILE, into / "build.log", [*labels, f"--tag={plan.tag}"])
     for document in into.glob("*.cdx.json"):
         document.unlink()
-    words = [
-        *arguments(engine, plan),
-        f"--build-arg=IMAGE={image_id(engine, plan.tag)}",
-        f"--output=type=local,dest={into}",
-        f"--file={INVENTORY}",
-        str(ROOT),
-    ]
-    _run(engine, words, into / "inventory.log", Progress(time.monotonic))
-    progress.stage = before
+    run(
+        engine,
+        plan,
+        INVENTORY,
+        into / "inventory.log",
+        [*of_image(engine, plan.tag), f"--output=type=local,dest={into}"],
+    )
     return progress
 
 
-def _run(engine: Engine, words: list[str], log: Path, progress: Progress) -> None:
+def of_image(engine: Engine, image: str) -> list[str]:
+    """Return what tells a Containerfile which image to look at, and its id, so that no cache answers for another.
+
+    BuildKit knows no image by its id, podman and buildah would look for a name without a registry elsewhere.
+    """
+    identifier = image_id(engine, image)
+    return [
+        f"--build-arg=IMAGE={image if engine.name == 'docker' else identifier}",
+        f"--build-arg=IMAGE_ID={identifier}",
+    ]
+
+
+def run(engine: Engine, plan: Plan, containerfile: Path, log: Path, more: Sequence[str]) -> Progress:
+    """Build one Containerfile with a plan's arguments, show what its steps say, and keep all of it in a log.
+
+    Raises:
+        BakeError: it could not be built.
+
+    """
+    progress = Progress(time.monotonic)
+    words = [*arguments(engine, plan), *more, f"--file={containerfile}", str(ROOT)]
     with (
         log.open("w", encoding="utf-8") as file,
         subprocess.Popen(
@@ -77,7 +92,7 @@ def _run(engine: Engine, words: list[str], log: Path, progress: Progress) -> Non
             errors="replace",
         ) as process,
     ):
-        for line in _lines(process):
+        for line in process.stdout or ():
             file.write(line)
             said = progress.read(line.rstrip("\n"))
             if said is not None:
@@ -85,50 +100,55 @@ def _run(engine: Engine, words: list[str], log: Path, progress: Progress) -> Non
                 sys.stdout.flush()
     progress.end()
     if process.returncode:
-        raise BakeError(explain(log))
+        raise BakeError(explain(log, containerfile))
+    return progress
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    if process.stdout is None:
-        raise BakeError("the engine's output cannot be read")
-    yield from process.stdout
-
-
-def explain(log: Path) -> str:
+def explain(log: Path, containerfile: Path = CONTAINERFILE) -> str:
     """Return why a build stopped: the one sentence where there is one, else the end of what it printed."""
     text = log.read_text(encoding="utf-8", errors="replace")
     if unreachable := _UNREACHABLE.search(text):
-        seen = unreachable.group().removeprefix("hindsight-bake: ").partition(";")[0]
+        seen = unreachable.group().partition("hindsight-bake: ")[2].partition(";")[0]
         return f"{seen}; give the model's files with MODEL_DIR=DIR, or ask for the stand-in by name with STAND_IN=1"
     tail = "\n".join(f"    {line}" for line in text.splitlines()[-_TAIL:])
-    return f"the image could not be built; the end of {log}:\n{tail}"
+    return f"{containerfile.name} could not be built; the end of {log}:\n{tail}"
+
+
+def inspect(engine: Engine, image: str) -> dict[str, Any]:
+    """Return what an engine knows of an image.
+
+    Raises:
+        BakeError: it has no such image.
+
+    """
+    told = engine.call("inspect", "--type", "image", image)
+    found = json.loads(told.stdout) if told.returncode == 0 else []
+    described: dict[str, Any] = found if isinstance(found, dict) else next(iter(found), {})
+    if not described:
+        raise BakeError(f"{engine.name} has no image {image}: {told.stderr.strip()}")
+    return described
 
 
 def image_id(engine: Engine, image: str) -> str:
     """Return an image's id."""
-    found = json.loads(engine.call("inspect", "--type", "image", image).stdout)
-    described = found[0] if isinstance(found, list) else found
+    described = inspect(engine, image)
     return str(described.get("Id") or described["FromImageID"])
 
 
 def base_digest(engine: Engine, base: str) -> str:
     """Return the digest by which a registry knows the base image; empty where it was made here."""
-    if engine.name == "buildah":
-        found = json.loads(engine.call("inspect", "--type", "image", base).stdout)
-        labels = (found.get("OCIv1", {}).get("config") or {}).get("Labels") or {}
-        return "" if BASE_MADE_HERE in labels else str(found.get("FromImageDigest", ""))
-    found = json.loads(engine.call("inspect", "--type", "image", base).stdout)[0]
-    if BASE_MADE_HERE in ((found.get("Config") or {}).get("Labels") or {}):
+    described = inspect(engine, base)
+    configured = described.get("Config") or (described.get("OCIv1") or {}).get("config") or {}
+    if isinstance(configured, dict) and BASE_MADE_HERE in (configured.get("Labels") or {}):
         return ""
-    digests = found.get("RepoDigests") or [""]
-    return str(digests[0]).rpartition("@")[2]
+    if engine.name == "buildah":
+        return str(described.get("FromImageDigest", ""))
+    return str(next(iter(described.get("RepoDigests") or [""]))).rpartition("@")[2]
 
 
 def image_size(engine: Engine, image: str) -> int | None:
     """Return the uncompressed size in bytes as the engine reports it; None where it does not (buildah)."""
-    if not engine.runs_containers:
-        return None
-    return int(json.loads(engine.call("inspect", "--type", "image", image).stdout)[0]["Size"])
+    return int(inspect(engine, image)["Size"]) if engine.runs_containers else None
 
 
 def layers(engine: Engine, image: str) -> list[tuple[str, str]]:

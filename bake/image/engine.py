@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bake.errors import BakeError
@@ -27,12 +27,14 @@ class Engine:
         name: podman, buildah or docker.
         program: its path.
         environment: what it needs in addition to the caller's environment.
+        passed_over: why each engine that comes before it was not taken.
 
     """
 
     name: str
     program: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
 
     @property
     def runs_containers(self) -> bool:
@@ -43,7 +45,7 @@ class Engine:
         """Return the whole environment to call it with."""
         return {**os.environ, **self.environment}
 
-    def call(self, *arguments: str, timeout: float = _TRY_TIME) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
         """Run one of its commands to the end, and return what it printed and its exit code."""
         return subprocess.run(
             [self.program, *arguments],
@@ -52,7 +54,7 @@ class Engine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=timeout,
+            timeout=timeout or _TRY_TIME,
         )
 
     def has_image(self, image: str) -> bool:
@@ -69,26 +71,14 @@ def find(base: str | None, wanted: str | None = None) -> Engine:
         NoEngineError: none does; the reason of each, a line each.
 
     """
-    reasons = []
+    reasons: list[str] = []
     for name in (wanted,) if wanted else NAMES:
         program = shutil.which(name)
-        if program is None:
-            reasons.append(f"{name}: not installed")
-            continue
-        engine, why = _try(name, program, base)
+        engine, why = _try(name, program, base) if program else (None, "not installed")
         if engine:
-            return engine
+            return replace(engine, passed_over=tuple(reasons))
         reasons.append(f"{name}: {why}")
     raise NoEngineError("no container engine works here; install podman (or set ENGINE)\n" + "\n".join(reasons))
-
-
-def others(chosen: Engine, base: str) -> list[str]:
-    """Say why each engine that comes before the chosen one was not taken, a line each."""
-    reasons = []
-    for name in NAMES[: NAMES.index(chosen.name)]:
-        program = shutil.which(name)
-        reasons.append(f"{name}: {_try(name, program, base)[1] if program else 'not installed'}")
-    return reasons
 
 
 def _try(name: str, program: str, base: str | None) -> tuple[Engine | None, str]:
@@ -109,6 +99,8 @@ def _try(name: str, program: str, base: str | None) -> tuple[Engine | None, str]
 def _why_not(engine: Engine, base: str | None) -> str:
     if (reached := engine.call("info")).returncode:
         return _last_line(reached.stderr)
+    if engine.name == "docker" and engine.call("buildx", "version").returncode:
+        return "it has no buildx, which builds with more than one context; install docker-buildx"
     if base is None:
         return ""
     if not engine.has_image(base) and engine.call("pull", "--quiet", base).returncode:
@@ -123,7 +115,12 @@ def _why_not(engine: Engine, base: str | None) -> str:
         finally:
             engine.call("rm", container)
     else:
-        ran = engine.call("run", "--rm", "--network=none", base, "/bin/true")
+        name = f"hindsight-engine-trial-{os.getpid()}"
+        try:
+            ran = engine.call("run", "--rm", f"--name={name}", "--network=none", base, "/bin/true")
+        except subprocess.TimeoutExpired:
+            engine.call("rm", "--force", name)
+            raise
     return "" if ran.returncode == 0 else _last_line(ran.stderr)
 
 

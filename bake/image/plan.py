@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "hindsight-sidecar"
 MODEL = "bge-small-en-v1.5"
 STAND_IN = "all-MiniLM-L6-v2"
+RERANKER = "ms-marco-MiniLM-L6-v2"
 LABELS = "hindsight-sidecar"  # prefix of our own labels
 FLAVORS = ("onnx", "torch")
 # Debian's own PostgreSQL and pgvector come with the suite.
@@ -112,6 +113,11 @@ def faults(asked: Asked, environ: Mapping[str, str]) -> list[str]:
             "FLAVOR is torch, and the package index has only CUDA builds of it for most machines, some three gigabytes; "
             "give the address of PyTorch's own index of CPU wheels as TORCH_INDEX"
         )
+    unnamed = [name for name in (MODEL, RERANKER) if not (Path(asked.model_dir) / name).is_dir()]
+    if asked.reranker and Path(asked.model_dir or "/nowhere").is_dir() and unnamed:
+        found.append(
+            f"MODEL_DIR is {asked.model_dir!r}, and RERANKER needs one directory for each model in it; missing: {', '.join(unnamed)}"
+        )
     if asked.reranker and asked.flavor == "onnx" and asked.version.startswith("0.8."):
         found.append(f"RERANKER is set, and hindsight-api {asked.version} loads one with torch alone; set FLAVOR=torch")
     return found
@@ -139,7 +145,9 @@ def make(asked: Asked, environ: Mapping[str, str], revision: str = "", base_dige
         "RERANKER": "1" if asked.reranker else "",
         "KEEP_CLAUDE_CLI": "1" if asked.keep_claude_cli else "",
         "TORCH_INDEX": asked.torch_index,
-        "HF_ENDPOINT": "" if asked.stand_in or asked.model_dir else environ.get("HF_ENDPOINT", ""),
+        "HF_ENDPOINT": ""
+        if asked.model_dir or (asked.stand_in and not asked.reranker)
+        else environ.get("HF_ENDPOINT", ""),
     }
     contexts = {"weights": Path(asked.model_dir).resolve()} if asked.model_dir else {}
     if asked.flavor == "torch" and (wheels := _wheels(environ)):
@@ -160,10 +168,11 @@ def base_of(asked: Asked) -> str:
 
 
 def tag_of(asked: Asked) -> str:
-    """Return the image's name: what differs from the default image is in it."""
+    """Return the image's name: version, flavour and whatever else makes it another image to its user."""
     parts = [asked.version, asked.flavor]
     parts += [asked.suite] if asked.suite != "forky" else []
     parts += ["reranker"] if asked.reranker else []
+    parts += ["claude"] if asked.keep_claude_cli else []
     parts += ["standin"] if asked.stand_in else []
     return f"{NAME}:{'-'.join(parts)}"
 
@@ -198,7 +207,8 @@ def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
     secrets = {}
     if bundle := _first([environ.get("SSL_CERT_FILE", ""), *_CA_BUNDLES]):
         secrets["ca"] = bundle
-    if pip := _first([environ.get("PIP_CONFIG_FILE", ""), *_PIP_CONFIGURATIONS]):
+    # Where it is set pip reads no other, and /dev/null is its way to say none.
+    if pip := _first([environ["PIP_CONFIG_FILE"]] if environ.get("PIP_CONFIG_FILE") else list(_PIP_CONFIGURATIONS)):
         secrets["pip"] = pip
     if environ.get("HF_TOKEN"):
         secrets["hub_token"] = "env:HF_TOKEN"  # noqa: S105 - its name

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 _STEP = re.compile(r"^(?:\[(\d+)/\d+\] )?STEP \d+/\d+: (.*)$")
 _NAMED = re.compile(r"^FROM .* AS (\S+)$", re.IGNORECASE)
 # docker with --progress=plain: "#12 [api 3/4] RUN ...", later "#12 DONE 3.2s"
-_VERTEX = re.compile(r"^#(\d+) \[(?:(\S+) )?\d+/\d+\] (.*)$")
+_VERTEX = re.compile(r"^#(\d+) \[(?:(\S+) +)?\d+/\d+\] (.*)$")
 _DONE = re.compile(r"^#(\d+) DONE ([\d.]+)s$")
-_CACHED = ("--> Using cache ",)
 _NOISE = re.compile(
     r"^(-->|COMMIT|\[\d+/\d+\] COMMIT|#\d+ (CACHED|DONE|sha256|transferring|exporting|writing|naming)|[0-9a-f]{64}$)"
 )
@@ -39,14 +38,20 @@ class Progress:
         if step := _STEP.match(line):
             return self._enter(self._stage_of(step.group(1) or "", step.group(2)))
         if vertex := _VERTEX.match(line):
-            self._vertices[vertex.group(1)] = vertex.group(2) or LAST
-            return None
+            stage = vertex.group(2) or LAST
+            stage = LAST if re.fullmatch(r"stage-\d+", stage) else stage
+            new = stage not in self._vertices.values()
+            self._vertices[vertex.group(1)] = stage
+            return f"==> {stage}" if new else None
         if done := _DONE.match(line):
             stage = self._vertices.get(done.group(1))
             if stage:
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + float(done.group(2))
             return None
-        if line.startswith(_CACHED) or _NOISE.match(line) or not line.strip():
+        if re.match(r"#\d+ ", line):
+            said = re.match(r"#\d+ \d+\.\d+ (.*)$", line)
+            return f"    {said.group(1).strip()}" if said else None
+        if _NOISE.match(line) or not line.strip():
             return None
         return f"    {line.strip()}"
 

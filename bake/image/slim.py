@@ -44,12 +44,12 @@ LEFT_OUT = (
     Left("onnxruntime-c-library", ("onnxruntime/capi/libonnxruntime.so*",)),
     Left("litellm-proxy-pages", ("litellm/proxy/_experimental/out",)),
     Left("sources-in-c", tuple(f"**/*.{end}" for end in ("c", "cc", "cpp", "h", "hpp", "pyx", "pxd", "pxi", "cu"))),
-    Left("torch-headers", ("torch/include", "torch/share/cmake", "torch/bin", "torch/test", "torch/**/*.a")),
+    Left("torch-headers", ("torch/include", "torch/share/cmake", "torch/test", "torch/**/*.a")),
     Left("type-stubs", ("**/*.pyi",)),
     Left("activation-scripts", ("../../../bin/[aA]ctivate*", "../../../install.log")),
 )
 # Compiled by the interpreter each time it is imported, which is seldom or never: its bytecode would be as large again.
-UNCOMPILED = re.compile(r"/(pandas|litellm/proxy|claude_agent_sdk|transformers/models/(?!(auto|bert)/|[^/]+$))/?")
+UNCOMPILED = re.compile(r"/(pandas|litellm/proxy|claude_agent_sdk|transformers/models/(?!auto/|bert/)[^/]+)/")
 
 
 def site_packages(environment: Path) -> Path:
@@ -63,7 +63,7 @@ def matches(packages: Path, left: Left) -> Iterator[Path]:
     """Yield what there is of something to be left out."""
     for pattern in left.patterns:
         for path in sorted(packages.glob(pattern)):
-            if path.resolve().relative_to(packages.parents[2]).parts[3:4] not in [(name,) for name in left.but]:
+            if not (len(path.parts) > len(packages.parts) and path.parts[len(packages.parts)] in left.but):
                 yield path
 
 
@@ -93,7 +93,12 @@ def strip(packages: Path) -> int:
     """Take the debugging symbols out of extension modules, and return the bytes that this freed."""
     freed = 0
     for path in sorted(packages.rglob("*.so*")):
-        if path.is_symlink() or any(part.endswith(_SPLIT_LIBRARIES) for part in path.parts):
+        if (
+            path.is_symlink()
+            or not path.is_file()
+            or not re.search(r"\.so(\.\d+)*$", path.name)
+            or any(part.endswith(_SPLIT_LIBRARIES) for part in path.parts)
+        ):
             continue
         before = path.stat().st_size
         subprocess.run(["strip", "--strip-unneeded", path], check=True)  # noqa: S607 - the builder's own
@@ -131,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", action="append", default=[], choices=[left.name for left in LEFT_OUT])
     options = parser.parse_args(arguments)
     if options.bytecode_only:
+        if not options.environment.is_dir():
+            raise SystemExit(f"{options.environment} is no directory; expected one of modules")
         compile_all(options.environment, options.installed_at)
         return
     packages = site_packages(options.environment)

@@ -148,6 +148,27 @@ def test_a_mis_spelt_database_is_refused_with_the_name_that_was_meant(name: str,
     assert f"did you mean {A}DATABASE_URL?" in told
 
 
+@pytest.mark.parametrize("name", [f"{A}LLM_PROVIDER", f"{A}RETAIN_LLM_PROVIDER"])
+def test_a_provider_whose_program_is_not_here_is_refused(environment: Environment, name: str) -> None:
+    (told,) = faults(environment, {name: "Claude-Code"})
+    assert told.startswith(
+        f"{name} is 'claude-code', and the program that it runs, claude, is not here; build the image"
+    )
+    assert "KEEP_CLAUDE_CLI=1" in told
+
+
+def test_a_provider_whose_program_was_kept_or_brought_is_accepted(
+    environment: Environment, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundled = upstream.package.parent / "claude_agent_sdk/_bundled/claude"
+    bundled.parent.mkdir(parents=True)
+    bundled.touch()
+    assert environment({f"{A}LLM_PROVIDER": "claude-code"})[f"{A}LLM_PROVIDER"] == "claude-code"
+    bundled.unlink()
+    monkeypatch.setattr(api_environment.shutil, "which", lambda name, path: f"{path.split(':')[0]}/{name}")
+    assert environment({f"{A}LLM_PROVIDER": "claude-code"})[f"{A}LLM_PROVIDER"] == "claude-code"
+
+
 # What is passed ------------------------------------------------------------------------------------------------
 
 
