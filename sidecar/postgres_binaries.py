@@ -11,7 +11,7 @@ from sidecar.errors import BlockedError, Reason, SettingsError
 DEBIAN = Path("/usr/lib/postgresql")
 OLDEST_MAJOR = 17  # the first with the builtin C.UTF-8 provider
 OLDEST_PGVECTOR = (0, 7)
-_NEEDED = ("initdb", "postgres", "pg_controldata", "pg_dump", "pg_restore", "psql")
+_NEEDED = ("initdb", "postgres", "pg_controldata", "pg_dump", "pg_resetwal", "pg_restore", "psql")
 
 
 @dataclass(frozen=True)

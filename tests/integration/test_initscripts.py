@@ -67,6 +67,7 @@ def test_a_cluster_by_hand(volume: Path) -> None:
             "provider": "b C.UTF-8",
             "extensions": ["btree_gin public", "pg_trgm public", "vector public"],
             "hindsight is superuser": False,
+            "left out by pg_dump": 0,
         }
     finally:
         server.send_signal(signal.SIGINT)
@@ -91,6 +92,13 @@ def facts(volume: Path) -> dict[str, object]:
             "extensions": one(
                 "SELECT array_agg(extname || ' ' || extnamespace::regnamespace ORDER BY extname) FROM pg_extension "
                 "WHERE extname <> 'plpgsql'"
+            ),
+            # What has a number below this counts as PostgreSQL's own.
+            "left out by pg_dump": one(
+                "SELECT (SELECT count(*) FROM pg_extension WHERE oid < 16384 AND extname <> 'plpgsql') "
+                "+ (SELECT count(*) FROM pg_roles WHERE oid < 16384 AND rolname = 'hindsight') "
+                "+ (SELECT count(*) FROM pg_namespace WHERE oid < 16384 AND nspname = 'hindsight_sidecar') "
+                "+ (SELECT count(*) FROM pg_database WHERE oid < 16384 AND datname = 'hindsight')"
             ),
             "hindsight is superuser": one("SELECT rolsuper FROM pg_roles WHERE rolname = 'hindsight'"),
         }
