@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from sidecar import __version__
+from sidecar import __version__, administration_routes
 from sidecar.asgi import App, Message, Receive, Scope, Send, problem, send_json
 from sidecar.hosts import AllowedHosts
 from sidecar.metrics import CONTENT_TYPE, Metrics
@@ -101,7 +101,13 @@ def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
 
     @app.exception_handler(StarletteHTTPException)
     def as_problem(_: Request, error: StarletteHTTPException) -> JSONResponse:
-        titles = {401: "Token needed", 403: "Administration off", 404: "No such endpoint", 405: "Method not allowed"}
+        titles = {
+            400: "Bad request",
+            401: "Token needed",
+            403: "Administration off",
+            404: "Not found",
+            405: "Method not allowed",
+        }
         body = problem(error.status_code, titles.get(error.status_code, "Refused"), str(error.detail))
         headers = dict(error.headers or {})
         if error.status_code == 401:  # noqa: PLR2004 - the HTTP status
@@ -142,6 +148,8 @@ def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
     async def show_status(_: Administrator) -> dict[str, Any]:
         return {"health": status.body(), "settings": masked(settings)}
 
+    administration_routes.add_handlers(app)
+    app.include_router(administration_routes.router(Depends(_administrator)))
     return app
 
 

@@ -16,6 +16,7 @@ from sidecar.rehearsal import CANARY_BANK
 SUPERUSER = "postgres"
 SCHEMA = "hindsight_sidecar"
 _EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
+_COPY = "upgrade-copy"  # name of a fact
 _CONNECT_TIMEOUT = 5  # seconds
 
 Connection = psycopg.AsyncConnection[dict[str, object]]
@@ -43,7 +44,7 @@ async def memory_schemas(connection: Connection) -> dict[str, int]:
         "SELECT n.nspname AS schema, a.atttypmod AS dimension FROM pg_class c "
         "JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' AND NOT a.attisdropped "
-        "WHERE c.relname = 'memory_units' AND c.relkind IN ('r', 'p') ORDER BY n.nspname"
+        "WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND c.relpersistence <> 't' ORDER BY n.nspname"
     )
     return {str(row["schema"]): int(str(row["dimension"])) for row in await rows.fetchall()}
 
@@ -131,13 +132,7 @@ async def _check_revisions(connection: Connection, known: Collection[str]) -> No
 
 
 async def _check_memories(connection: Connection) -> None:
-    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-    await connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {SCHEMA}.facts (name text PRIMARY KEY, value jsonb NOT NULL, "
-        "recorded timestamptz NOT NULL DEFAULT now())"
-    )
-    await connection.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {ROLE}")
-    await connection.execute(f"GRANT SELECT ON {SCHEMA}.facts TO {ROLE}")
+    await _make_facts(connection)
     was_ready = await _fact(connection, "first-ready")
     if was_ready is not None and not await memory_schemas(connection):
         raise BlockedError(
@@ -178,11 +173,65 @@ async def _check_identity(connection: Connection, identity: Identity) -> None:
     await _record(connection, "embedding-model", identity.to_json())
 
 
+async def prepare(socket_dir: Path, name: str, identity: dict[str, object] | None, origin: dict[str, object]) -> None:
+    """Write the sidecar's own facts into a database that is about to be served.
+
+    `identity` is the model that its memories were embedded with, `origin` where they came from.
+
+    Raises:
+        psycopg.Error: Postgres went away meanwhile.
+
+    """
+    async with await connect(socket_dir, SUPERUSER, name) as connection:
+        await _make_facts(connection)
+        if identity is not None:
+            await _record(connection, "embedding-model", identity)
+        await _record(connection, "origin", origin)
+
+
+async def wants_copy(socket_dir: Path, heads: Collection[str]) -> bool:
+    """Tell whether hindsight-api would migrate the schema, and no copy from before this start is kept yet."""
+    async with await connect(socket_dir, SUPERUSER) as connection:
+        older = [
+            name for names in (await alembic_revisions(connection)).values() for name in names if name not in heads
+        ]
+        if not older or not await memory_schemas(connection):
+            return False
+        kept = await _fact(connection, _COPY)
+        cursor = await connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (str(kept),))
+        return await cursor.fetchone() is None
+
+
+async def record_copy(socket_dir: Path, name: str) -> None:
+    """Note a copy that is kept, so that a migration that ends early does not make one at each try."""
+    async with await connect(socket_dir, SUPERUSER) as connection:
+        await _record(connection, _COPY, name)
+
+
+async def origin(socket_dir: Path) -> dict[str, object] | None:
+    """Return where the served memories came from, as noted when they were brought in; None where they grew here."""
+    async with await connect(socket_dir) as connection:
+        found = await _fact(connection, "origin")
+        return found if isinstance(found, dict) else None
+
+
+async def _make_facts(connection: Connection) -> None:
+    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+    await connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {SCHEMA}.facts (name text PRIMARY KEY, value jsonb NOT NULL, "
+        "recorded timestamptz NOT NULL DEFAULT now())"
+    )
+    await connection.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {ROLE}")
+    await connection.execute(f"GRANT SELECT ON {SCHEMA}.facts TO {ROLE}")
+
+
 async def record_first_ready(socket_dir: Path, versions: dict[str, str | None]) -> None:
     """Note once that this database was ready, so that an empty one in its place is noticed later."""
     async with await connect(socket_dir, SUPERUSER) as connection:
         if await _fact(connection, "first-ready") is None:
             await _record(connection, "first-ready", versions)
+        # It served: what is migrated next is worth a copy of its own.
+        await connection.execute(f"DELETE FROM {SCHEMA}.facts WHERE name = %s", (_COPY,))  # noqa: S608 - a constant
 
 
 async def sweep_traces(connection: Connection, bank: str) -> int:

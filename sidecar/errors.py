@@ -50,3 +50,11 @@ class BlockedError(SidecarError):
 
 class TransientError(SidecarError):
     """A step failed in a way that a later try may mend, and nothing was lost."""
+
+
+class RefusedError(SidecarError):
+    """It was not done, since it would lose or damage data, or cannot be meant; nothing was touched."""
+
+
+class VerificationError(SidecarError):
+    """What was moved is not what was there; nothing was replaced, or it was put back."""

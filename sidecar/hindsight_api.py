@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import psycopg
@@ -16,6 +17,7 @@ from sidecar.settings import Settings
 from sidecar.watch import TIMEOUT, ApiWatch
 
 _CALL_TIMEOUT = 30.0  # seconds for one call of ours
+_STOP_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 _SWEEPS = 10  # looks, a second apart, for traces that our own bank left
 _OOM_SCORE = "500"  # of 1000: short of memory, the kernel takes hindsight-api rather than the database
 
@@ -71,6 +73,14 @@ class HindsightApi(Component[ApiWatch]):
             self._sweeping.cancel()
             self._sweeping = None
 
+    async def stop(self) -> None:
+        """Stop it in order, or hard where it does not leave: with an LLM call outstanding it takes half a minute."""
+        if self.child is not None:
+            self.child.send(signal.SIGTERM)
+            if await self.child.wait(_STOP_PATIENCE) is None:
+                self.child.send(signal.SIGKILL)
+                await self.child.wait(TIMEOUT)
+
     async def replace(self) -> None:
         """Kill a process that hangs; the next start takes its tasks up again."""
         if self.child is not None:
@@ -88,6 +98,16 @@ class HindsightApi(Component[ApiWatch]):
         score = await rehearsal.prove(self._client)
         self._log.info("a memory was stored and recalled by its meaning", semantic=round(score, 3))
         self._sweeping = asyncio.create_task(self._sweep())
+
+    async def recall(self, bank: str, text: str) -> float | None:
+        """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back.
+
+        Raises:
+            RehearsalError: hindsight-api did not answer as it should.
+
+        """
+        found = await rehearsal.Agent(self._client, quote(bank, safe="")).recall(text)
+        return rehearsal.semantic_score(found, text)
 
     async def version_body(self) -> dict[str, object] | None:
         """Return the body of its `/version`, None where it gives none."""

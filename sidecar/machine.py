@@ -39,7 +39,9 @@ class Step(Enum):
     PREPARE_CLUSTER = "prepare the cluster"
     START_POSTGRES = "start Postgres"
     CHECK_DATABASE = "check the database"
+    KEEP_COPY = "keep a copy of the database"
     START_API = "start hindsight-api"
+    STOP_API = "stop hindsight-api"
     REPLACE_API = "replace a hung hindsight-api"
     PROVE = "recall a memory"
 
@@ -72,12 +74,14 @@ class World:
     postgres: Server = Server.DOWN
     postgres_restarts: Restarts = field(default_factory=Restarts)
     database_checked: bool = False
+    copy_due: bool = False  # hindsight-api would migrate the schema, and no copy from before is kept yet
     api: Server = Server.DOWN
     api_restarts: Restarts = field(default_factory=Restarts)
     api_unresponsive_since: float | None = None
     proved: bool = False  # a recall gave its text back since both were last started
     ever_ready: bool = False
-    maintenance: str | None = None
+    maintenance: str | None = None  # the operation that memory calls wait for
+    api_wanted: bool = True  # not while an operation exchanges the database
     no_space: str | None = None  # Postgres runs and cannot write; the sentence that says so
 
     def postgres_ended(self) -> None:
@@ -104,6 +108,12 @@ class World:
             self.api_unresponsive_since = now
             self.proved = False
         self.api = server
+
+    def database_exchanged(self) -> None:
+        """Forget what held for the database that was served before."""
+        self.database_checked = False
+        self.proved = False
+        self.fault = None
 
     def api_ended(self) -> None:
         """Forget what held for the hindsight-api that is gone."""
@@ -134,8 +144,12 @@ def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
         return Decision(Step.TAKE_VOLUME)
     if world.postgres is not Server.UP:
         return _decide_postgres(world, now)
+    if not world.api_wanted:
+        return Decision(Step.WAIT if world.api is Server.DOWN else Step.STOP_API)
     if not world.database_checked:
         return Decision(Step.CHECK_DATABASE)
+    if world.copy_due and world.api is Server.DOWN:
+        return Decision(Step.KEEP_COPY)
     if world.api is not Server.UP:
         return _decide_api(world, now, api_hung_after)
     return Decision(Step.WAIT) if world.proved else Decision(Step.PROVE)

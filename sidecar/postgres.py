@@ -134,14 +134,20 @@ class Postgres(Component[PostgresWatch]):
         async with await database.connect(self._settings.run_dir, database.SUPERUSER) as connection:
             await connection.execute("CHECKPOINT")
 
-    def _environment(self, binaries: postgres_binaries.Binaries) -> dict[str, str]:
-        settings = sizing.postgres_settings(sizing.this_machine())
+    def program_environment(self) -> dict[str, str]:
+        """Return what PostgreSQL's programs get, the server among them."""
         return {
             **self._identity,
             "PATH": "/usr/bin:/bin",
             "LC_ALL": "C.UTF-8",
             "TZ": self._timezone,
             "TMPDIR": str(self._settings.run_dir / "scratch"),
+        }
+
+    def _environment(self, binaries: postgres_binaries.Binaries) -> dict[str, str]:
+        settings = sizing.postgres_settings(sizing.this_machine())
+        return {
+            **self.program_environment(),
             "PGDATA": str(self._settings.pgdata),
             "PG_BINDIR": str(binaries.bindir),
             "PG_SOCKET_DIR": str(self._settings.run_dir),

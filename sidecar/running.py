@@ -90,6 +90,7 @@ class Sidecar:
             first_ready=self._welcome if self._wants_welcome else None,
         )
         check_api_variables(self._settings, self._found, supervisor.installed)
+        supervisor.administration.attach_to(self._app)
         if self._stop_asked is not None:
             supervisor.request_stop(self._stop_asked)
         return supervisor
@@ -104,7 +105,7 @@ class Sidecar:
 
     def _servers(self) -> list[Server]:
         settings, listeners = self._settings, self._listeners
-        app = control.build(settings, self._status, self._metrics)
+        app = self._app = control.build(settings, self._status, self._metrics)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
         served = [
             (self._gateway, listeners.gateway),

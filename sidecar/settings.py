@@ -137,6 +137,7 @@ class Settings(BaseSettings):
     reranker_dir: OptionalPath = None
     tokenizer_dir: OptionalPath = None
     pass_env: Names = ()
+    upgrade_copy: bool = True
 
     stop_grace: float = Field(default=9.0, ge=1, le=600)
     blocked_exit_after: OptionalSeconds = None

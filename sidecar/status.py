@@ -28,6 +28,7 @@ class Picture:
         upstream_version: the body of hindsight-api's own `/version`, from the running one or worked out before.
         ever_ready: whether this start was ready once.
         pgdata: where the memories are.
+        origin: where the served database came from, None where it grew here.
 
     """
 
@@ -42,6 +43,7 @@ class Picture:
     upstream_version: dict[str, Any] = field(default_factory=dict)
     ever_ready: bool = False
     pgdata: str = ""
+    origin: dict[str, Any] | None = None
 
 
 class Status:
@@ -94,4 +96,5 @@ class Status:
             "stand_in": bool(picture.model and picture.model["stand_in"]),
             "memory_count": picture.memory_count,
             "pgdata": picture.pgdata,
+            "origin": picture.origin,
         }

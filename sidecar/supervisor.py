@@ -10,13 +10,15 @@ from typing import Any
 import httpx2
 import psycopg
 
-from sidecar import api_environment, database, log, machine, model, upstream, users, volume
+from sidecar import api_environment, database, log, machine, model, swapping, upstream, users, volume
+from sidecar.administration import Administration
 from sidecar.child import Child
-from sidecar.errors import BlockedError, SidecarError, TransientError
+from sidecar.errors import BlockedError, SidecarError, TransientError, VerificationError
 from sidecar.hindsight_api import HindsightApi
 from sidecar.initscripts import InitScripts
 from sidecar.machine import Decision, Fault, Phase, Server, State, Step, World
 from sidecar.postgres import Postgres
+from sidecar.programs import Programs
 from sidecar.rehearsal import RehearsalError
 from sidecar.settings import Settings
 from sidecar.status import Status
@@ -25,6 +27,8 @@ from sidecar.stopping import Stop, stop_children
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
 _REMIND = 60.0  # seconds between log lines that say why it is not ready
+_API_CRASHES = 2  # of hindsight-api after which a new database is given up
+_OPERATION_SHARE = 4  # of the time to stop, for an operation to clean up
 _CANCEL_PATIENCE = 0.5  # seconds for a step to end once cancelled; a server that hangs must not hold a stop up
 
 
@@ -34,6 +38,7 @@ class Supervisor:
     Attributes:
         world: what the decisions are made from.
         installed: the installed hindsight-api.
+        administration: begins operations on what is served.
         gave_up: the state in which it was blocked for too long, None where it was not.
 
     """
@@ -57,8 +62,9 @@ class Supervisor:
         self._log = log.get("sidecar")
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
+        self._looked = asyncio.Condition()
         self._lock = volume.VolumeLock(settings.volume)
-        self._known_revisions: frozenset[str] | None = None
+        self._revisions: upstream.Revisions | None = None
         self._model: model.Model | None = None
         self._blocked_since: float | None = None
         self._told = time.monotonic()
@@ -69,6 +75,7 @@ class Supervisor:
         runner = InitScripts(scripts, self._cwd, settings.child_log_level)
         changed = self._changed.set
         self._postgres = Postgres(settings, runner, self._identity, environ.get("TZ", "UTC"), changed)
+        self.administration = Administration(settings, self)
         self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
 
     def request_stop(self, why: str) -> None:
@@ -85,6 +92,8 @@ class Supervisor:
             while True:
                 self._changed.clear()
                 self._observe()
+                async with self._looked:
+                    self._looked.notify_all()
                 now = time.monotonic()
                 decision = machine.decide(self.world, now, api_hung_after=self._settings.api_hung_after)
                 if decision.step is Step.STOP:
@@ -107,6 +116,104 @@ class Supervisor:
         with contextlib.suppress(BlockedError):  # shown from the first second on; CHECK_DATABASE says what is wrong
             self._status.update(model=model.read(self._settings.model_dir, self._settings.flavor).to_json())
 
+    @property
+    def programs(self) -> Programs:
+        """PostgreSQL's programs, with the environment that they get here.
+
+        Raises:
+            TransientError: which PostgreSQL is used is not known yet.
+
+        """
+        binaries = self._postgres.binaries
+        if binaries is None or self.world.postgres is not Server.UP or not self.world.database_checked:
+            raise TransientError("Postgres is not ready; try again once the sidecar is")
+        return Programs(binaries, self._postgres.program_environment(), self._cwd)
+
+    @property
+    def model(self) -> model.Model:
+        """The model at hand. Raises TransientError before it was read."""
+        if self._model is None:
+            raise TransientError("the model was not looked at yet; try again once the sidecar is ready")
+        return self._model
+
+    @property
+    def known_revisions(self) -> frozenset[str]:
+        """The schema revisions that hindsight-api knows. Raises TransientError before it was asked."""
+        if self._revisions is None:
+            raise TransientError("hindsight-api was not looked at yet; try again once the sidecar is ready")
+        return self._revisions.known
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Versions of hindsight-api and postgres."""
+        return self._status.picture.versions
+
+    async def recall(self, bank: str, text: str) -> float | None:
+        """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back."""
+        return await self._api.recall(bank, text)
+
+    # What operations ask for ------------------------------------------------------------------------------------
+
+    async def take_api_down(self, operation: str) -> None:
+        """Stop hindsight-api and keep it down, for an operation that exchanges the database.
+
+        Raises:
+            TransientError: Postgres is not up, so nothing can be exchanged.
+
+        """
+        self.world.maintenance = operation
+        self.world.api_wanted = False
+        self._changed.set()
+        while self.world.api is not Server.DOWN:
+            await self._next_look()
+        if self.world.postgres is not Server.UP:
+            raise TransientError("Postgres is not up; try again once the sidecar is ready")
+
+    async def bring_api_up(self) -> None:
+        """Serve whatever database has the name now, and return once a memory was recalled from it.
+
+        A schema migration takes its time, so there is no limit but what the components themselves say.
+
+        Raises:
+            VerificationError: it cannot be served; the sentence is the state's.
+
+        """
+        world = self.world
+        world.database_exchanged()
+        world.api_wanted = True
+        crashes = world.api_restarts.total
+        self._changed.set()
+        while not (world.proved and world.api is Server.UP):
+            await self._next_look()
+            fault = world.fault
+            if fault is not None and fault.reason is not None:
+                raise VerificationError(f"the database cannot be served ({fault.reason}): {fault.detail}")
+            if world.api_restarts.total - crashes >= _API_CRASHES:
+                raise VerificationError("hindsight-api ends again and again with this database; its log lines say why")
+
+    def maintenance_over(self) -> None:
+        """Let memory calls through again."""
+        self.world.maintenance = None
+        self.world.api_wanted = True
+        self._changed.set()
+
+    async def _next_look(self) -> None:
+        """Wait until the loop has looked again. Raises TransientError where it does not turn any more."""
+        if self.world.stopping:
+            raise TransientError("the sidecar is stopping")
+        async with self._looked:
+            await self._looked.wait()
+
+    async def _end_operation(self) -> None:
+        """End what runs; what it cannot clean up now is named and cleaned up at the next start."""
+        async with self._looked:
+            self._looked.notify_all()  # whoever waits for the loop learns that it has ended
+        try:
+            async with asyncio.timeout(self._settings.stop_grace / _OPERATION_SHARE):
+                await self.administration.end()
+        except TimeoutError:
+            self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
+
     # What is seen -----------------------------------------------------------------------------------------------
 
     def _observe(self) -> None:
@@ -121,9 +228,11 @@ class Supervisor:
             if (no_space := self._postgres.no_space(ended)) is not None:
                 self._fault(no_space)
         if (ended := self._api.forget()) is not None:
-            self._log.warning("hindsight-api ended", pid=ended.pid, status=ended.returncode)
+            tell = self._log.warning if world.api_wanted else self._log.info
+            tell("hindsight-api ended", pid=ended.pid, status=ended.returncode)
             world.api_ended()
-            world.api_restarts.record(now)
+            if world.api_wanted:
+                world.api_restarts.record(now)
         if self._postgres.child is not None:
             world.see_postgres(self._postgres.watch.server)
         if self._api.child is not None:
@@ -185,7 +294,9 @@ class Supervisor:
             Step.PREPARE_CLUSTER: self._prepare_cluster,
             Step.START_POSTGRES: self._start_postgres,
             Step.CHECK_DATABASE: self._check_database,
+            Step.KEEP_COPY: self._keep_copy,
             Step.START_API: self._start_api,
+            Step.STOP_API: self._api.stop,
             Step.REPLACE_API: self._api.replace,
             Step.PROVE: self._prove,
         }
@@ -227,6 +338,7 @@ class Supervisor:
         volume.check_access(self._settings.volume)
         volume.check_layout(self._settings.pgdata, ephemeral=self._settings.ephemeral)
         self._lock.acquire()
+        self.administration.sweep_files()
         self.world.volume_held = True
 
     async def _prepare_cluster(self) -> None:
@@ -245,11 +357,21 @@ class Supervisor:
         if self._settings.reranker_dir is not None:
             model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
         self._status.update(model=self._model.to_json())
-        if self._known_revisions is None:
+        if self._revisions is None:
             env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-            self._known_revisions = await upstream.revisions(self.installed, env, self._cwd)
-        await database.check(self._settings.run_dir, self._model, self._known_revisions)
+            self._revisions = await upstream.revisions(self.installed, env, self._cwd)
+        await database.check(self._settings.run_dir, self._model, self._revisions.known)
+        self._status.update(origin=await database.origin(self._settings.run_dir))
+        if self._settings.upgrade_copy:
+            self.world.copy_due = await database.wants_copy(self._settings.run_dir, self._revisions.heads)
+        if self.administration.operations.current is None:
+            await self.administration.sweep_databases()
         self.world.database_checked = True
+
+    async def _keep_copy(self) -> None:
+        name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version)
+        self._log.info("kept a copy from before the schema is migrated", database=name)
+        self.world.copy_due = False
 
     async def _start_api(self) -> None:
         if self._model is None:
@@ -272,6 +394,7 @@ class Supervisor:
     async def _end(self) -> Stop:
         self.world.stopping = True
         self._publish(time.monotonic())
+        await self._end_operation()
         self._postgres.stop_watching()
         self._api.stop_watching()
         stop = await stop_children(

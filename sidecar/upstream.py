@@ -59,6 +59,20 @@ class Upstream:
         return self.version.startswith("0.8.")
 
 
+@dataclass(frozen=True)
+class Revisions:
+    """Schema revisions of an installed hindsight-api.
+
+    Attributes:
+        known: all that it can serve or migrate.
+        heads: those that it brings a database to.
+
+    """
+
+    known: frozenset[str]
+    heads: frozenset[str]
+
+
 def find(venv: Path) -> Upstream:
     """Find hindsight-api in a virtual environment, without running it.
 
@@ -95,8 +109,8 @@ def expected_version_body(upstream: Upstream, env: dict[str, str]) -> dict[str, 
     return {"api_version": upstream.version, "features": features}
 
 
-async def revisions(upstream: Upstream, env: dict[str, str], cwd: Path) -> frozenset[str]:
-    """Ask the installed package for the schema revisions it knows, with its own interpreter.
+async def revisions(upstream: Upstream, env: dict[str, str], cwd: Path) -> Revisions:
+    """Ask the installed package for its schema revisions, with its own interpreter.
 
     Raises:
         TransientError: it did not answer.
@@ -122,4 +136,5 @@ async def revisions(upstream: Upstream, env: dict[str, str], cwd: Path) -> froze
         raise TransientError(
             f"hindsight-api's schema revisions could not be read (exit {code}): {' '.join(lines[-3:])}"
         )
-    return frozenset(json.loads(lines[-1]))
+    told = json.loads(lines[-1])
+    return Revisions(frozenset(told["known"]), frozenset(told["heads"]))

@@ -1,4 +1,4 @@
-"""Prints the schema revisions that an installed hindsight-api knows, as one line of JSON.
+"""Prints the schema revisions that an installed hindsight-api knows, and those it brings a database to, as one line of JSON.
 
 Run as a file by hindsight-api's own interpreter, which has alembic; ours has not. The argument is its alembic directory.
 """
@@ -8,5 +8,7 @@ import sys
 
 from alembic.script import ScriptDirectory  # type: ignore[import-not-found]
 
-json.dump(sorted(script.revision for script in ScriptDirectory(sys.argv[1]).walk_revisions()), sys.stdout)
+scripts = ScriptDirectory(sys.argv[1])
+known = sorted(script.revision for script in scripts.walk_revisions())
+json.dump({"known": known, "heads": sorted(scripts.get_heads())}, sys.stdout)
 sys.stdout.write("\n")

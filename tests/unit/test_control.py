@@ -92,9 +92,23 @@ def test_metrics(client: Client) -> None:
     assert "hindsight_sidecar_ready 1.0" in answer.text
 
 
-def test_openapi_describes_every_route(client: Client) -> None:
+def described(client: Client) -> list[tuple[str, str]]:
     paths = client().get("/openapi.json").json()["paths"]
-    assert set(paths) == {*OPEN, "/v1/status"}
+    return [(method, path) for path, methods in paths.items() for method in methods]
+
+
+def test_what_is_open_is_the_probes_and_nothing_else(client: Client) -> None:
+    assert {path for _, path in described(client) if not path.startswith("/v1/")} == set(OPEN)
+
+
+def test_no_administration_without_the_token(client: Client) -> None:
+    administration = [(method, path) for method, path in described(client) if path.startswith("/v1/")]
+    assert len(administration) > 10
+    for method, path in administration:
+        problem(client().request(method, path, json={}), 403)
+        problem(client(token=BEARER).request(method, path, json={}), 401)
+        wrong = {"Authorization": "Bearer another"}
+        problem(client(token=BEARER).request(method, path, json={}, headers=wrong), 401)
 
 
 # Who may -------------------------------------------------------------------------------------------------------

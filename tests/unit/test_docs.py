@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import pytest
 import typer.main
-from fastapi.routing import APIRoute
-from starlette.routing import Route
 
+from bake.image import slim
 from sidecar import api_environment, commands, control, gateway, machine, model, probe, serve
 from sidecar.errors import Reason
 from sidecar.machine import Phase, Server, State, World
 from sidecar.metrics import Metrics
+from sidecar.operations import Kind, Operation, Outcome
 from sidecar.settings import Settings, secret_names, setting_names
 from sidecar.status import RETRY_AFTER, Status
 from sidecar.upstream import Upstream
@@ -51,6 +51,22 @@ def rows(content: str) -> list[list[str]]:
 
 def quoted(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
+
+
+# image.md ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_image_leaves_out_is_listed() -> None:
+    listed = [quoted(row[0]) for row in rows(section("image.md", "## What was left out"))]
+    assert {name for names in listed for name in names} == {left.name for left in slim.LEFT_OUT} | {"debugging-symbols"}
+
+
+def test_every_variable_of_make_image_is_listed() -> None:
+    makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
+    options = re.search(r"^image_options = (.*?[^\\])\n", makefile, re.MULTILINE | re.DOTALL)
+    assert options
+    used = set(re.findall(r"\$\(([A-Z_]+)\)", options[1])) | {"ENGINE", "SUITE", "BASE"}
+    assert {quoted(row[0])[0] for row in rows(section("image.md", "## Build it"))} == used
 
 
 # settings.md ---------------------------------------------------------------------------------------------------
@@ -158,21 +174,28 @@ def app() -> Any:
     return control.build(Settings(), status, Metrics(status))
 
 
-def test_every_route_of_the_control_api_is_documented() -> None:
-    routes = [route for route in app().routes if isinstance(route, Route)]
-    assert sorted(documented("## Control")) == sorted(f"GET {route.path}" for route in routes)
-    assert all(route.methods is not None and "GET" in route.methods for route in routes)
+def operations() -> list[str]:
+    """Return every method and path of the control API."""
+    paths = app().openapi()["paths"]
+    return ["GET /openapi.json", *(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)]
+
+
+def test_every_endpoint_of_the_control_api_is_documented() -> None:
+    assert sorted(documented("## Control")) == sorted(operations())
 
 
 def test_who_may_is_documented_as_it_is() -> None:
     table = {quoted(row[0])[0]: row[1] for row in rows(section("endpoints.md", "## Control"))}
-    guarded = {
-        f"GET {route.path}"
-        for route in app().routes
-        if isinstance(route, APIRoute) and any(d.call is control._administrator for d in route.dependant.dependencies)
-    }
+    guarded = {operation for operation in operations() if " /v1/" in operation}
     assert {request for request, who in table.items() if who == "administrators"} == guarded
-    assert guarded
+
+
+def test_every_member_of_an_operation_is_documented() -> None:
+    members = [name for row in rows(section("endpoints.md", "## Operations")) for name in quoted(row[0])]
+    assert sorted(members) == sorted(Operation(Kind.DUMP).to_json())
+    told = {quoted(row[0])[0]: quoted(row[1]) for row in rows(section("endpoints.md", "## Operations"))}
+    assert told["id"] == [kind.value for kind in Kind]
+    assert told["outcome"] == [outcome.value for outcome in Outcome]
 
 
 def test_every_path_that_the_gateway_answers_itself_is_documented() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError, TransientError
-from sidecar.upstream import Upstream, expected_version_body, find, known_names, revisions
+from sidecar.upstream import Revisions, Upstream, expected_version_body, find, known_names, revisions
 
 Installed = Callable[..., Upstream]
 
@@ -57,8 +57,9 @@ def fake_python(made: Upstream, script: str) -> None:
 
 def test_revisions_are_the_last_line_that_it_writes(installed: Installed, tmp_path: Path) -> None:
     made = installed()
-    fake_python(made, 'echo "INFO  something"; echo "[\\"a1\\", \\"b2\\"]"')
-    assert asyncio.run(revisions(made, {"PATH": os.defpath}, tmp_path)) == {"a1", "b2"}
+    fake_python(made, """echo "INFO  something"; echo '{"known": ["a1", "b2"], "heads": ["b2"]}'""")
+    found = asyncio.run(revisions(made, {"PATH": os.defpath}, tmp_path))
+    assert found == Revisions(frozenset({"a1", "b2"}), frozenset({"b2"}))
 
 
 @pytest.mark.parametrize("script", ["echo '[]'; exit 3", "exit 0", "echo Traceback >&2; exit 1"])

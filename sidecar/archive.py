@@ -1,0 +1,364 @@
+"""The archive: what a dump is on the volume, and one portable tar of it in transit.
+
+On the volume a dump is a directory with `manifest.json` and `memory.dump`; the tar is made while it is sent, with the
+same bytes each time, so that its length, its hash and any range of it are known beforehand.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from sidecar.contents import Contents
+from sidecar.errors import RefusedError
+
+FORMAT = 1
+KIND = "hindsight-sidecar-archive"
+MANIFEST = "manifest.json"
+DUMP = "memory.dump"
+CHECKSUM = "archive.sha256"
+MANIFEST_MAX = 64 * 2**20  # bytes; 2,000 tenants' definitions are about 20 MB
+_CHUNK = 2**20
+_BLOCK = tarfile.BLOCKSIZE
+_END = 2 * _BLOCK  # two empty blocks close a tar
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an archive says of itself.
+
+    Attributes:
+        id: its name, a time and a random part.
+        made: when its snapshot was taken.
+        versions: of sidecar, hindsight-api, postgres and vector.
+        compression: of the dump: gzip, zstd or none.
+        model: identity of the embedding model; None where the database had none recorded.
+        contents: what the database held in that snapshot.
+        size, sha256: of the dump.
+
+    """
+
+    id: str
+    made: datetime
+    versions: dict[str, str | None]
+    compression: str
+    model: dict[str, Any] | None
+    contents: Contents
+    size: int
+    sha256: str
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest's file."""
+        told = {
+            "format": FORMAT,
+            "kind": KIND,
+            "id": self.id,
+            "made": self.made.isoformat(timespec="milliseconds"),
+            "versions": self.versions,
+            "compression": self.compression,
+            "model": self.model,
+            "memories": self.contents.memories,
+            "contents": self.contents.to_json(),
+            "dump": {"name": DUMP, "size": self.size, "sha256": self.sha256},
+        }
+        told["checksum"] = _checksum(told)
+        return json.dumps(told, indent=1, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        """Read it back.
+
+        Raises:
+            RefusedError: it is no manifest, or one of a later format.
+
+        """
+        try:
+            told = json.loads(text)
+            kind, version = str(told["kind"])[:60], int(told["format"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise _unreadable(error) from error
+        if kind != KIND:
+            raise _unreadable(f"its kind is {kind!r}")
+        if version > FORMAT:
+            raise RefusedError(
+                f"the archive has format {version}, and this sidecar reads up to {FORMAT}; use the newer sidecar that made it"
+            )
+        if told.pop("checksum", None) != _checksum(told):
+            raise _unreadable("its checksum is another one: it was damaged or changed")
+        try:
+            return cls._from_json(told)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RefusedError) as error:
+            raise _unreadable(error) from error
+
+    @classmethod
+    def _from_json(cls, told: dict[str, Any]) -> Self:
+        made = datetime.fromisoformat(told["made"])
+        size = int(told["dump"]["size"])
+        if size < 0 or made.tzinfo is None or made.timestamp() < 0:
+            raise ValueError(f"a dump of {size} bytes, made {told['made']!r}")
+        return cls(
+            id=check_id(str(told["id"])),
+            made=made,
+            versions=dict(told["versions"]),
+            compression=str(told["compression"]),
+            model=told["model"],
+            contents=Contents.from_json(told["contents"]),
+            size=size,
+            sha256=str(told["dump"]["sha256"]),
+        )
+
+
+def _checksum(told: Mapping[str, Any]) -> str:
+    """Return the sha256 of a manifest without its checksum, however it is laid out."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _unreadable(why: object) -> RefusedError:
+    return RefusedError(
+        f"the archive's {MANIFEST} cannot be read ({why}); use an archive that `hindsight-sidecar dump` made"
+    )
+
+
+def _header(name: str, size: int, made: datetime) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size, 0o600, int(made.timestamp())
+    return entry.tobuf(tarfile.USTAR_FORMAT if size < 8 * 2**30 else tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A dump on the volume.
+
+    Attributes:
+        directory: with its two files and the checksum of the tar.
+        manifest: of it.
+
+    """
+
+    directory: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Open a finished dump. Raises RefusedError where the directory holds none, OSError where it cannot be read."""
+        manifest = Manifest.from_bytes((directory / MANIFEST).read_bytes())
+        size = (directory / DUMP).stat().st_size
+        if size != manifest.size:
+            raise RefusedError(
+                f"{directory / DUMP} has {size} bytes, and its manifest says {manifest.size}; delete this dump, it is not whole"
+            )
+        return cls(directory, manifest)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tar."""
+        return sum(size for size, _ in self._parts())
+
+    @property
+    def checksum(self) -> str:
+        """Hexadecimal sha256 of the tar."""
+        return (self.directory / CHECKSUM).read_text(encoding="ascii").split()[0]
+
+    def _parts(self) -> list[tuple[int, bytes | Path]]:
+        manifest = self.manifest
+        text = (self.directory / MANIFEST).read_bytes()
+        before = _header(MANIFEST, len(text), manifest.made) + text + _padding(len(text))
+        before += _header(DUMP, manifest.size, manifest.made)
+        after = _padding(manifest.size) + bytes(_END)
+        return [(len(before), before), (manifest.size, self.directory / DUMP), (len(after), after)]
+
+    def read(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes of the tar from `start` up to and without `end`, in pieces of at most 1 MiB.
+
+        Raises:
+            OSError: the dump cannot be read, or is shorter than its manifest says.
+
+        """
+        end = self.size if end is None else end
+        offset = 0
+        for size, part in self._parts():
+            first, last = max(start - offset, 0), min(end - offset, size)
+            if first < last:
+                yield from _slice(part, first, last)
+            offset += size
+
+    def hash(self) -> str:
+        """Return the hexadecimal sha256 of the whole tar; reads all of it."""
+        seen = hashlib.sha256()
+        for piece in self.read():
+            seen.update(piece)
+        return seen.hexdigest()
+
+
+def _slice(part: bytes | Path, first: int, last: int) -> Iterator[bytes]:
+    with io.BytesIO(part) if isinstance(part, bytes) else part.open("rb") as file:
+        file.seek(first)
+        while first < last:
+            piece = file.read(min(_CHUNK, last - first))
+            if not piece:
+                raise OSError(f"{part if isinstance(part, Path) else 'the manifest'} ended {last - first} bytes early")
+            first += len(piece)
+            yield piece
+
+
+def finish(directory: Path, manifest: Manifest) -> Archive:
+    """Write manifest and checksum beside a dump that is there, all of it on disk before this returns.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    _write(directory / MANIFEST, manifest.to_bytes())
+    archive = Archive.open(directory)
+    _write(directory / CHECKSUM, f"{archive.hash()}  {manifest.id}.tar\n".encode())
+    sync(directory)
+    return archive
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Return the hexadecimal sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_tar(first_block: bytes) -> bool:
+    """Tell whether a file that begins like this is a tar whose first member is a manifest."""
+    return first_block[:100].rstrip(b"\0") == MANIFEST.encode() and first_block[257:262] == b"ustar"
+
+
+def unpack(file: Path, into: Path) -> Archive:
+    """Unpack an archive's tar into a new directory, both members checked against the manifest.
+
+    Raises:
+        RefusedError: it is not an archive, or not whole, or not what it says.
+        OSError: it cannot be read or written.
+
+    """
+    descriptor = os.open(into / DUMP, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with file.open("rb") as source, os.fdopen(descriptor, "wb") as target:
+        text, manifest = read_through(source, target.write)
+    _write(into / MANIFEST, text)
+    return Archive(into, manifest)
+
+
+def read_through(source: BinaryIO, sink: Callable[[bytes], object]) -> tuple[bytes, Manifest]:
+    """Read an archive's tar once from its beginning, hand the dump to `sink` piece by piece, and check all of it.
+
+    The two headers are read here and not by tarfile, which follows other members' names and sizes wherever they lead.
+    Returns the manifest's text, and what it says.
+
+    Raises:
+        RefusedError: it is not an archive, or not whole, or not what it says; the sink may have had a part of the dump.
+        OSError: it cannot be read.
+
+    """
+    size = _member(source, MANIFEST)
+    if not 0 < size <= MANIFEST_MAX:
+        raise RefusedError(f"{MANIFEST} would have {size} bytes; use an archive that `hindsight-sidecar dump` made")
+    text = _exactly(source, size, MANIFEST)
+    _exactly(source, len(_padding(size)), MANIFEST)
+    manifest = Manifest.from_bytes(text)
+    size = _member(source, DUMP)
+    if size != manifest.size:
+        raise RefusedError(f"{DUMP} has {size} bytes, and the manifest says {manifest.size}; fetch the archive again")
+    seen = hashlib.sha256()
+    left = size
+    while left > 0:
+        piece = _exactly(source, min(_CHUNK, left), DUMP)
+        seen.update(piece)
+        sink(piece)
+        left -= len(piece)
+    if seen.hexdigest() != manifest.sha256:
+        raise RefusedError(
+            f"{DUMP} has sha256 {seen.hexdigest()}, and its manifest says {manifest.sha256}; it was damaged on the way, "
+            "fetch it again"
+        )
+    return text, manifest
+
+
+def _member(source: BinaryIO, name: str) -> int:
+    """Read the header of the member that has to follow, and return its size in bytes."""
+    header = _exactly(source, _BLOCK, name)
+    try:
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise RefusedError(f"the archive's header of {name} cannot be read ({error}); fetch it again") from error
+    if member.name != name or not member.isreg():
+        raise RefusedError(
+            f"the archive has {member.name[:60]!r} where {name} was expected; use one that `hindsight-sidecar dump` made"
+        )
+    return member.size
+
+
+def _exactly(source: BinaryIO, size: int, what: str) -> bytes:
+    pieces = []
+    while size:
+        piece = source.read(size)
+        if not piece:
+            raise RefusedError(f"the archive is cut short in {what}; fetch it again")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def new_id(now: datetime | None = None) -> str:
+    """Return a name for something made now: it sorts by time, and two of one second differ."""
+    moment = now or datetime.now(UTC)
+    return f"{moment:%Y%m%dT%H%M%SZ}-{os.urandom(2).hex()}"
+
+
+def check_id(text: str) -> str:
+    """Return a dump's name that came from outside, if it can be one.
+
+    Raises:
+        RefusedError: it cannot; nothing is looked up in the file system for it.
+
+    """
+    time, _, rest = text.partition("-")
+    if len(text) > 40 or not (text.isascii() and time.replace("T", "").replace("Z", "").isdigit() and rest.isalnum()):  # noqa: PLR2004
+        raise RefusedError(
+            f"{text[:60]!r} is not the name of a dump; `hindsight-sidecar operations` and GET /v1/dumps list them"
+        )
+    return text
+
+
+def as_mapping(archive: Archive) -> Mapping[str, Any]:
+    """Return what a list of dumps says of one."""
+    manifest = archive.manifest
+    return {
+        "id": manifest.id,
+        "made": manifest.made.isoformat(timespec="milliseconds"),
+        "size": archive.size,
+        "sha256": archive.checksum,
+        "memories": manifest.contents.memories,
+        "versions": manifest.versions,
+        "model": manifest.model,
+        "compression": manifest.compression,
+    }

@@ -1,0 +1,247 @@
+"""What a database holds, as far as a move has to keep it: rows, definitions, sequences, extensions, revisions.
+
+Read with the rights of whoever connects, through names of `pg_catalog` alone, so that nothing a foreign database
+defines is run with more rights than its owner's.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from psycopg import sql
+
+from sidecar.database import SCHEMA, Connection, alembic_revisions, memory_schemas
+
+# Made anew by hindsight-api from the rest, or a trace of its work: named in an archive, and not counted as memories.
+DERIVED = frozenset({"bank_stats_cache", "entity_maintenance_queue", "graph_maintenance_queue"})
+# Texts mean the same whatever the server's and the role's settings are.
+_TEXT_SETTINGS = {
+    "DateStyle": "ISO, YMD",
+    "TimeZone": "UTC",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "search_path": "pg_catalog",
+    "row_security": "off",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+}
+_NOT_OURS = (
+    "n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', %(own)s) AND NOT EXISTS "
+    "(SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass AND e.objid = c.oid AND e.deptype = 'e')"
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one table and a hash over all of them, in no order; `derived` ones are not compared."""
+
+    rows: int
+    content: str
+    derived: bool = False
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Where a sequence stands: the last value, whether it was given out, and how it goes on from there."""
+
+    last_value: int
+    is_called: bool
+    definition: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a database holds. Names are qualified by schema, and quoted where SQL needs it: `public.memory_units`.
+
+    Attributes:
+        tables: by name.
+        columns: type, nullability, default and generation of each column, by `schema.table.column`.
+        indexes: definition by name.
+        constraints: definition by `schema.table.constraint`; NOT NULL is part of a column.
+        sequences: by name.
+        views: kind and definition by name, materialised ones too.
+        routines: hash of the definition by signature.
+        triggers: definition by `schema.table.trigger`.
+        extensions: version by name.
+        dimensions: of the embeddings, by schema with memories.
+        revisions: alembic's, by schema.
+
+    """
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    indexes: dict[str, str] = field(default_factory=dict)
+    constraints: dict[str, str] = field(default_factory=dict)
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+    views: dict[str, str] = field(default_factory=dict)
+    routines: dict[str, str] = field(default_factory=dict)
+    triggers: dict[str, str] = field(default_factory=dict)
+    extensions: dict[str, str] = field(default_factory=dict)
+    dimensions: dict[str, int] = field(default_factory=dict)
+    revisions: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def memories(self) -> int:
+        """Rows of memory_units over all tenants."""
+        return sum(
+            table.rows
+            for name, table in self.tables.items()
+            if name.endswith(".memory_units") and f"{name}.embedding" in self.columns
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of every table that counts."""
+        return sum(table.rows for table in self.tables.values() if not table.derived)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object, sorted by name."""
+        kept: dict[str, Any] = {name: dict(sorted(getattr(self, name).items())) for name in self.__dataclass_fields__}
+        kept["tables"] = {name: vars(table) for name, table in kept["tables"].items()}
+        kept["sequences"] = {name: vars(sequence) for name, sequence in kept["sequences"].items()}
+        return kept
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Read it back. Raises KeyError, TypeError or ValueError where it is none."""
+        values = {name: dict(found[name]) for name in cls.__dataclass_fields__}
+        values["tables"] = {name: Table(**table) for name, table in values["tables"].items()}
+        values["sequences"] = {name: Sequence(**sequence) for name, sequence in values["sequences"].items()}
+        return cls(**values)
+
+
+async def read(connection: Connection) -> Contents:
+    """Read all of it in the connection's transaction, so that it belongs to one snapshot.
+
+    Raises:
+        psycopg.Error: the server went away, or the role may not read a table.
+
+    """
+    for name, value in _TEXT_SETTINGS.items():
+        await connection.execute("SELECT set_config(%s, %s, true)", (name, value))
+    return Contents(
+        tables=await _tables(connection),
+        columns=await _columns(connection),
+        indexes=await _texts(
+            connection,
+            "SELECT format('%%I.%%I', n.nspname, i.relname) AS name, pg_get_indexdef(i.oid) AS text FROM pg_index x "
+            "JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid "
+            f"JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {_NOT_OURS}",
+        ),
+        constraints=await _texts(
+            connection,
+            "SELECT format('%%I.%%I.%%I', n.nspname, c.relname, k.conname) AS name, pg_get_constraintdef(k.oid) AS text "
+            "FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            f"WHERE k.contype IN ('c', 'f', 'p', 'u', 'x') AND {_NOT_OURS}",
+        ),
+        sequences=await _sequences(connection),
+        views=await _texts(
+            connection,
+            "SELECT format('%%I.%%I', n.nspname, c.relname) AS name, c.relkind::text || ' ' || pg_get_viewdef(c.oid) AS text "
+            f"FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('v', 'm') AND {_NOT_OURS}",
+        ),
+        routines=await _texts(
+            connection,
+            "SELECT format('%%I.%%I', n.nspname, p.proname) || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS name, "
+            "md5(pg_get_functiondef(p.oid)) AS text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
+            "WHERE p.prokind IN ('f', 'p') AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', %(own)s) "
+            "AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_proc'::regclass AND e.objid = p.oid AND e.deptype = 'e')",
+        ),
+        triggers=await _texts(
+            connection,
+            "SELECT format('%%I.%%I.%%I', n.nspname, c.relname, t.tgname) AS name, "
+            "pg_get_triggerdef(t.oid) || ' ' || t.tgenabled::text AS text "
+            "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            f"WHERE NOT t.tgisinternal AND {_NOT_OURS}",
+        ),
+        extensions=await _texts(connection, "SELECT extname AS name, extversion AS text FROM pg_extension"),
+        dimensions=await memory_schemas(connection),
+        revisions=await alembic_revisions(connection),
+    )
+
+
+async def _texts(connection: Connection, query: str) -> dict[str, str]:
+    cursor = await connection.execute(query, {"own": SCHEMA})
+    return {str(row["name"]): str(row["text"]) for row in await cursor.fetchall()}
+
+
+async def _columns(connection: Connection) -> dict[str, str]:
+    return await _texts(
+        connection,
+        "SELECT format('%%I.%%I.%%I', n.nspname, c.relname, a.attname) AS name, format_type(a.atttypid, a.atttypmod) "
+        "|| CASE WHEN a.attcollation IN (0, y.typcollation) THEN '' ELSE ' collate ' || a.attcollation::regcollation::text END "
+        "|| CASE WHEN a.attnotnull THEN ' not null' ELSE '' END "
+        "|| CASE a.attidentity WHEN '' THEN '' ELSE ' identity ' || a.attidentity::text END "
+        "|| CASE a.attgenerated WHEN '' THEN ' default ' ELSE ' generated ' END || coalesce(pg_get_expr(d.adbin, d.adrelid), '') "
+        "AS text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_type y ON y.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum "
+        f"WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p') AND {_NOT_OURS}",
+    )
+
+
+async def _tables(connection: Connection) -> dict[str, Table]:
+    cursor = await connection.execute(
+        "SELECT n.nspname AS schema, c.relname AS name, format('%%I.%%I', n.nspname, c.relname) AS qualified, array_agg(a.attname::text ORDER BY a.attname) AS columns, "
+        "array_agg(t.typname::text ORDER BY a.attname) AS types, array_agg(s.nspname::text ORDER BY a.attname) AS type_schemas "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
+        "LEFT JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_namespace s ON s.oid = t.typnamespace "
+        f"WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND {_NOT_OURS} GROUP BY 1, 2 ORDER BY 1, 2",
+        {"own": SCHEMA},
+    )
+    found = {}
+    for row in await cursor.fetchall():
+        schema, name = str(row["schema"]), str(row["name"])
+        columns: list[Any] = [column for column in list(row["columns"]) if column is not None]  # type: ignore[call-overload]
+        kinds = zip(list(row["types"]), list(row["type_schemas"]), strict=True)  # type: ignore[call-overload]
+        values = [_value(column, *kind) for column, kind in zip(columns, kinds, strict=False)]
+        found[str(row["qualified"])] = await _count(connection, schema, name, columns, values)
+    return found
+
+
+def _value(column: str, kind: str, schema: str) -> sql.Composable:
+    """Return what of a column goes into the hash: large and binary values by their own hash, which is much faster."""
+    name = sql.Identifier(column)
+    if kind in {"vector", "halfvec", "sparsevec"}:
+        return sql.SQL("md5({}({}))").format(sql.Identifier(schema, f"{kind}_send"), name)
+    if kind == "bytea":
+        return sql.SQL("md5({})").format(name)
+    return name
+
+
+async def _count(
+    connection: Connection, schema: str, name: str, columns: list[str], values: Iterable[sql.Composable]
+) -> Table:
+    # Sums of hashes, as rows have no order; two halves of 64 bits each.
+    query = sql.SQL(
+        "SELECT count(*) AS n, coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint), 0) AS a, "
+        "coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0) AS b "
+        "FROM (SELECT md5(ROW({})::text) AS h FROM ONLY {}) AS rows"
+    ).format(sql.SQL(", ").join(values), sql.Identifier(schema, name))
+    row = await (await connection.execute(query)).fetchone()
+    if row is None:
+        raise ValueError("count(*) gave no row")
+    text = "\n".join([*columns, str(row["n"]), str(row["a"]), str(row["b"])])
+    return Table(int(str(row["n"])), hashlib.sha256(text.encode()).hexdigest(), derived=name in DERIVED)
+
+
+async def _sequences(connection: Connection) -> dict[str, Sequence]:
+    cursor = await connection.execute(
+        "SELECT n.nspname AS schema, c.relname AS name, format('%%I.%%I', n.nspname, c.relname) AS qualified, "
+        "format('%%s by %%s from %%s in %%s..%%s cache %%s cycle %%s', q.seqtypid::regtype, q.seqincrement, q.seqstart, "
+        "q.seqmin, q.seqmax, q.seqcache, q.seqcycle) AS definition FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_sequence q ON q.seqrelid = c.oid "
+        f"WHERE c.relkind = 'S' AND {_NOT_OURS}",
+        {"own": SCHEMA},
+    )
+    found = {}
+    for row in await cursor.fetchall():
+        schema, name = str(row["schema"]), str(row["name"])
+        query = sql.SQL("SELECT last_value, is_called FROM {}").format(sql.Identifier(schema, name))
+        seen = await (await connection.execute(query)).fetchone()
+        if seen is not None:
+            last, called = int(str(seen["last_value"])), bool(seen["is_called"])
+            found[str(row["qualified"])] = Sequence(last, called, str(row["definition"]))
+    return found

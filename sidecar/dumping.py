@@ -1,0 +1,228 @@
+"""Makes an archive of a database: its dump and what it held, both in one snapshot."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+from psycopg import IsolationLevel, sql
+from psycopg.rows import dict_row
+
+from sidecar import archive, contents, volume
+from sidecar.archive import DUMP, Archive, Manifest
+from sidecar.database import SCHEMA, Connection
+from sidecar.errors import RefusedError
+from sidecar.operations import Operation
+from sidecar.programs import Programs
+from sidecar.sizing import MIB
+
+Compression = Literal["gzip", "zstd", "none"]
+PARTIAL = ".partial-"  # prefix of a directory that is not finished; swept at the next start
+_LEVELS: dict[Compression, str] = {"gzip": "gzip:1", "zstd": "zstd:1", "none": "none"}
+_MARGIN = 64 * MIB  # bytes of a volume that a dump leaves free
+# A role's own limits, which pg_dump lifts for itself too.
+_LIMITS = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout"]
+_LOOK = 0.5  # seconds between looks at how much is written
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a database is, as libpq takes it.
+
+    Attributes:
+        parameters: connection parameters but the password.
+        environment: what programs need besides, such as PGPASSFILE or PGPASSWORD.
+
+    """
+
+    parameters: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def conninfo(self) -> str:
+        """Return it as one connection string, without any secret."""
+        return psycopg.conninfo.make_conninfo(**self.parameters)
+
+    async def connect(self) -> Connection:
+        """Connect, in autocommit.
+
+        Raises:
+            psycopg.OperationalError: it cannot be reached.
+
+        """
+        password = self.environment.get("PGPASSWORD")
+        parameters = {"connect_timeout": "10", **self.parameters}
+        connection: Connection = await psycopg.AsyncConnection.connect(
+            **{**parameters, **({"password": password} if password else {})},  # type: ignore[arg-type]
+            autocommit=True,
+            row_factory=dict_row,
+        )
+        # Some poolers refuse them at the connection, and old servers do not know them all.
+        await connection.execute(
+            "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY (%s)", (_LIMITS,)
+        )
+        return connection
+
+
+def local(socket_dir: Path, database: str, user: str) -> Address:
+    """Return the address of a database of our own."""
+    parameters = {"host": str(socket_dir), "port": "5432", "dbname": database, "user": user}
+    return Address({**parameters, "options": "-c transaction_timeout=0"})
+
+
+async def dump(
+    address: Address,
+    programs: Programs,
+    dumps: Path,
+    operation: Operation,
+    *,
+    versions: Mapping[str, str | None],
+    model: dict[str, Any] | None,
+    compression: Compression = "gzip",
+) -> Archive:
+    """Dump a database into a new directory below `dumps`, which appears there whole or not at all.
+
+    Raises:
+        RefusedError: there is not enough space.
+        ProgramError, psycopg.Error, OSError: it failed; nothing is left but a directory that the next start sweeps.
+
+    """
+    identifier = archive.new_id()
+    dumps.mkdir(mode=0o700, exist_ok=True)
+    partial = dumps / f"{PARTIAL}{identifier}"
+    partial.mkdir(mode=0o700)
+    try:
+        async with await address.connect() as connection:
+            await _check_space(connection, dumps)
+            found, made = await _both(address, connection, programs, partial / DUMP, operation, compression)
+            version = str(connection.info.parameter_status("server_version") or "").split()[0]
+        operation.enter("hash", (partial / DUMP).stat().st_size, "bytes")
+        manifest = Manifest(
+            id=identifier,
+            made=made,
+            versions={**versions, "postgres": version, "vector": found.extensions.get("vector")},
+            compression=compression,
+            model=model,
+            contents=found,
+            size=(partial / DUMP).stat().st_size,
+            sha256=await asyncio.to_thread(archive.hash_file, partial / DUMP),
+        )
+        await asyncio.to_thread(_finish, partial, manifest)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finished = dumps / identifier
+    partial.rename(finished)
+    archive.sync(dumps)
+    return Archive(finished, manifest)
+
+
+def _finish(partial: Path, manifest: Manifest) -> None:
+    (partial / DUMP).chmod(0o600)
+    archive.sync(partial / DUMP)
+    archive.finish(partial, manifest)
+
+
+async def _check_space(connection: Connection, dumps: Path) -> None:
+    """Refuse where the dump may not fit.
+
+    It has vectors as text, compressed: some one and a half times the tables, without their indexes.
+    """
+    row = await (
+        await connection.execute(
+            "SELECT coalesce(sum(pg_table_size(c.oid)), 0)::bigint AS bytes FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm') AND n.nspname !~ '^pg_'"
+        )
+    ).fetchone()
+    wanted = int(str(row["bytes"])) * 3 // 2 + _MARGIN if row else _MARGIN
+    free = volume.free_bytes(dumps)
+    if free < wanted:
+        raise RefusedError(
+            f"{dumps} has {free // MIB} MiB free, and a dump of this database may take {wanted // MIB} MiB; "
+            "delete old dumps, or grow the volume"
+        )
+
+
+async def _both(
+    address: Address,
+    connection: Connection,
+    programs: Programs,
+    file: Path,
+    operation: Operation,
+    compression: Compression,
+) -> tuple[contents.Contents, datetime]:
+    """Run pg_dump and read the contents at the same time, in the same snapshot."""
+    await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
+    await connection.set_read_only(True)
+    async with connection.transaction():
+        row = await (await connection.execute("SELECT pg_export_snapshot() AS snapshot, now() AS now")).fetchone()
+        if row is None:
+            raise RefusedError("the server gave no snapshot; is it a PostgreSQL server?")
+        arguments = [
+            f"--dbname={address.conninfo}",
+            "--no-password",
+            "--format=custom",
+            f"--compress={_LEVELS[compression]}",
+            f"--snapshot={row['snapshot']}",
+            f"--exclude-schema={SCHEMA}",
+            "--no-publications",
+            "--no-subscriptions",
+            "--no-security-labels",
+            f"--file={file}",
+        ]
+        operation.enter("dump", None, "bytes")
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(contents.read(connection))
+                dumping = group.create_task(programs.run("pg_dump", arguments, more=address.environment))
+                group.create_task(_follow(file, dumping, operation))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several  # what failed first; the other was ended for it
+        made = row["now"]
+        moment = made.astimezone(UTC) if isinstance(made, datetime) else datetime.now(UTC)
+        return reading.result(), moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+async def _follow(file: Path, until: asyncio.Task[None], operation: Operation) -> None:
+    while not until.done():
+        operation.done = file.stat().st_size if file.exists() else 0
+        await asyncio.wait({until}, timeout=_LOOK)
+
+
+@contextlib.asynccontextmanager
+async def frozen(address: Address) -> AsyncIterator[None]:
+    """Let a database accept no writes meanwhile: by its default for new sessions, the others are ended.
+
+    Raises:
+        psycopg.Error: the role may not do this, or the server went away.
+
+    """
+    name = sql.Identifier(address.parameters["dbname"])
+    async with await address.connect() as connection:
+        await connection.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
+        try:
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            yield
+        finally:
+            await connection.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+
+
+def kept(dumps: Path) -> list[Archive]:
+    """Return the finished dumps, the latest first. One that cannot be read is left out here, and refused by name."""
+    found = []
+    for path in sorted(dumps.iterdir(), reverse=True) if dumps.is_dir() else []:
+        if path.name.startswith("."):
+            continue
+        try:
+            found.append(Archive.open(path))
+        except (RefusedError, OSError):
+            continue
+    return found

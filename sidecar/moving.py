@@ -1,0 +1,232 @@
+"""Brings memories in: stage, verify, swap, verify again, keep the old. Every source ends here."""
+
+import contextlib
+import statistics
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from psycopg import sql
+
+from sidecar import contents, database, staging, swapping, verification
+from sidecar.api_environment import DATABASE, ROLE
+from sidecar.contents import Contents
+from sidecar.errors import RefusedError, TransientError, VerificationError
+from sidecar.operations import Operation
+from sidecar.staging import Checked, Staged
+
+# Traces of hindsight-api's own work: they change by themselves, and nobody was told that they are kept.
+_TRACES = frozenset({"llm_requests", "audit_log", "alembic_version", "webhook_deliveries"})
+_NAMED = 5
+_SAMPLE = 10  # memories that are asked for after a move
+# Median cosine of stored vectors and fresh ones of the bare texts. The same model gives 0.8 to 1, another one about 0.
+AGREEMENT = 0.6
+
+
+class Served(Protocol):
+    """What serves the database: the supervisor."""
+
+    async def take_api_down(self, operation: str) -> None:
+        """Stop hindsight-api and keep it down."""
+
+    async def bring_api_up(self) -> None:
+        """Serve what has the name now; VerificationError where it cannot be."""
+
+    def maintenance_over(self) -> None:
+        """Let memory calls through again."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """How memories are brought in.
+
+    Attributes:
+        socket_dir: of our Postgres.
+        served: what serves the database.
+        recall: asks a bank for a memory by its own text, and returns the semantic score with which it came back, or None.
+        discard_newer: what was stored since staging began may stay in the old database alone.
+        force_model: vectors that do not agree with the model at hand are served all the same.
+
+    """
+
+    socket_dir: Path
+    served: Served
+    recall: Callable[[str, str], Awaitable[float | None]]
+    discard_newer: bool = False
+    force_model: bool = False
+
+    async def baseline(self) -> Contents:
+        """Read what is served now, before staging begins."""
+        return await read(self.socket_dir, DATABASE)
+
+    async def swap(
+        self,
+        staged: Staged,
+        before: Contents,
+        origin: dict[str, Any],
+        model: dict[str, Any] | None,
+        operation: Operation,
+    ) -> None:
+        """Serve a staged database instead of the live one, and keep the live one under a name and a date.
+
+        Raises:
+            RefusedError: memories were stored since staging began; both databases are as they were.
+            VerificationError: the new database could not be served as it is; the old one is served again.
+
+        """
+        await _reset_tasks(self.socket_dir, staged.name)
+        expected = await read(self.socket_dir, staged.name)
+        await database.prepare(self.socket_dir, staged.name, model, origin)
+        kept = swapping.kept_name()
+        operation.enter("swap")
+        async with served_again(self.served, operation):
+            await self.served.take_api_down(operation.name)
+            await self._compare_with(before, operation)
+            await swapping.exchange(self.socket_dir, staged.name, kept)
+            operation.report["kept"] = kept
+            try:
+                await self._verify_served(expected, operation)
+            except BaseException:
+                await put_back(self.socket_dir, self.served, kept, staged.name, operation)
+                del operation.report["kept"]
+                raise
+
+    async def _compare_with(self, before: Contents, operation: Operation) -> None:
+        """Compare what is served with what it was when staging began: nothing acknowledged since is lost silently."""
+        newer = newer_than(before, await read(self.socket_dir, DATABASE))
+        operation.report["newer"] = newer
+        if newer and not self.discard_newer:
+            raise RefusedError(
+                f"memories were stored since this began ({'; '.join(newer[:_NAMED])}), and would be in the old database "
+                "alone; stop the writers and try again, or allow it with --discard-newer"
+            )
+
+    async def _verify_served(self, expected: Contents, operation: Operation) -> None:
+        operation.enter("verify again")
+        comparison = verification.compare(expected, await read(self.socket_dir, DATABASE))
+        if comparison.faults:
+            raise VerificationError("; ".join(comparison.faults[:_NAMED]))
+        operation.enter("start hindsight-api")
+        await self.served.bring_api_up()
+        await self._recall_some(operation)
+
+    async def _recall_some(self, operation: Operation) -> None:
+        """Ask for some memories by their own texts: each has to come back, and its vector to agree with the model at hand.
+
+        hindsight-api adds dates and entities to a text before it embeds it, so agreement is not identity; vectors of
+        another model have nothing to do with the text at all.
+        """
+        memories = await sample(self.socket_dir)
+        operation.enter("recall", len(memories), "memories")
+        scores = []
+        for bank, text in memories:
+            scores.append(await self.recall(bank, text) or 0.0)
+            operation.done += 1
+        if not scores:
+            return
+        median = round(statistics.median(scores), 3)
+        operation.report["recalled"] = {"memories": len(scores), "median_similarity": median}
+        if median < AGREEMENT and not self.force_model:
+            raise VerificationError(
+                f"{len(scores)} memories were asked for by their own texts, and their vectors agree with the model at hand "
+                f"by {median} (expected {AGREEMENT} or more): they were embedded with another model, and recall would return noise"
+            )
+
+
+@contextlib.asynccontextmanager
+async def served_again(served: Served, operation: Operation) -> AsyncIterator[None]:
+    """Whatever happens within, let memory calls through again in the end; what was not proved to be served is, first."""
+    try:
+        yield
+    except BaseException:
+        operation.enter("serve")
+        with contextlib.suppress(
+            TransientError, VerificationError
+        ):  # the state tells why, and what went wrong first matters
+            await served.bring_api_up()
+        raise
+    finally:
+        served.maintenance_over()
+
+
+async def put_back(socket_dir: Path, served: Served, kept: str, incoming: str, operation: Operation) -> None:
+    """Serve the old database again, and give the new one back its name; also while the sidecar stops."""
+    operation.enter("roll back")
+    with contextlib.suppress(TransientError):  # stopping, or Postgres is down: the exchange itself tells
+        await served.take_api_down(operation.name)
+    await swapping.exchange(socket_dir, kept, incoming)
+
+
+async def read(socket_dir: Path, name: str) -> Contents:
+    """Read what a database of ours holds, with its owner's rights."""
+    async with await database.connect(socket_dir, ROLE, name) as connection, connection.transaction():
+        return await contents.read(connection)
+
+
+def newer_than(before: Contents, now: Contents) -> list[str]:
+    """Return what changed in tables that hold what a client was told is kept: a phrase for each table."""
+    told = []
+    for name in sorted({*before.tables, *now.tables}):
+        old, new = before.tables.get(name), now.tables.get(name)
+        table = name.rpartition(".")[2]
+        if old == new or table in _TRACES or table in contents.DERIVED:
+            continue
+        difference = (new.rows if new else 0) - (old.rows if old else 0)
+        told.append(f"{name}: {difference:+d} rows" if difference else f"{name}: changed rows")
+    return told
+
+
+async def _reset_tasks(socket_dir: Path, name: str) -> None:
+    """Let tasks that some worker had begun be taken up again: that worker is not here."""
+    async with await database.connect(socket_dir, ROLE, name) as connection:
+        for schema in await database.memory_schemas(connection):
+            cursor = await connection.execute(
+                "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+                "WHERE n.nspname = %s AND c.relname = 'async_operations' AND c.relkind = 'r'",
+                (schema,),
+            )
+            if await cursor.fetchone() is not None:
+                await connection.execute(
+                    sql.SQL(
+                        "UPDATE {} SET status = 'pending', worker_id = NULL, claimed_at = NULL WHERE status = 'processing'"
+                    ).format(sql.Identifier(schema, "async_operations"))
+                )
+
+
+async def sample(socket_dir: Path) -> list[tuple[str, str]]:
+    """Return bank and text of some memories of the default tenant, of as many banks as can be."""
+    async with await database.connect(socket_dir, ROLE) as connection:
+        if "public" not in await database.memory_schemas(connection):
+            return []
+        cursor = await connection.execute(
+            "SELECT bank_id AS bank, text FROM (SELECT bank_id, text, row_number() OVER (PARTITION BY bank_id ORDER BY md5(id::text)) AS n "
+            "FROM public.memory_units WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000) AS some "
+            "ORDER BY n, bank_id LIMIT %s",
+            (_SAMPLE,),
+        )
+        return [(str(row["bank"]), str(row["text"])) for row in await cursor.fetchall()]
+
+
+async def restore(
+    checked: Checked,
+    move: Move,
+    stage: Callable[[Checked, Operation], Awaitable[Staged]],
+    operation: Operation,
+    origin: dict[str, Any],
+    model: dict[str, Any] | None,
+) -> None:
+    """Stage a dump, verify it, and serve it.
+
+    Raises:
+        RefusedError, VerificationError, ProgramError: as they say; the old database is served.
+
+    """
+    operation.enter("baseline")
+    before = await move.baseline()
+    staged = await stage(checked, operation)
+    try:
+        await move.swap(staged, before, origin, model, operation)
+    except BaseException:
+        await staging.drop_whatever_happens(move.socket_dir, staged.name)
+        raise

@@ -1,0 +1,207 @@
+"""Long work, one at a time: its name, how far it is, how it ended, and a way to end it early."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sidecar import log
+from sidecar.archive import new_id
+from sidecar.errors import RefusedError, SidecarError, VerificationError
+
+_REMEMBERED = 50  # finished operations that can still be asked about
+
+
+class Kind(StrEnum):
+    """What an operation does."""
+
+    DUMP = "dump"
+    RESTORE = "restore"
+    MIGRATE = "migrate"
+    ADOPT = "adopt"
+    ROLLBACK = "rollback"
+    COPY = "upgrade-copy"
+
+
+class Outcome(StrEnum):
+    """How an operation stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNVERIFIED = "verification-failed"
+    CANCELLED = "cancelled"
+
+
+class BusyError(SidecarError):
+    """Another operation runs.
+
+    Attributes:
+        operation: the one that runs.
+
+    """
+
+    def __init__(self, operation: "Operation") -> None:
+        super().__init__(
+            f"{operation.name} runs since {operation.started:%H:%M:%S} UTC; wait for its end, or cancel it"
+        )
+        self.operation = operation
+
+
+@dataclass
+class Operation:
+    """One piece of long work.
+
+    Attributes:
+        id: of it; sorts by time.
+        kind: what it does.
+        started, ended: wall-clock times; None while it runs.
+        outcome: how it stands.
+        phase: what it does now, in a word or two.
+        done, total: of the phase, in `unit`; total is None where it cannot be known.
+        unit: bytes, rows or indexes.
+        error: one sentence, where it ended without success.
+        report: what came of it, as far as it came.
+        cancelling: whether it was told to end early.
+
+    """
+
+    kind: Kind
+    id: str = field(default_factory=new_id)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    ended: datetime | None = None
+    outcome: Outcome = Outcome.RUNNING
+    phase: str = "beginning"
+    done: int = 0
+    total: int | None = None
+    unit: str = ""
+    error: str | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    cancelling: bool = False
+    _phase_began: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        """Kind and id."""
+        return f"{self.kind} {self.id}"
+
+    def enter(self, phase: str, total: int | None = None, unit: str = "") -> None:
+        """Begin a phase."""
+        self.phase, self.done, self.total, self.unit = phase, 0, total, unit
+        self._phase_began = time.monotonic()
+        log.get("operations").info("operation", operation=self.name, phase=phase)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `/v1/operations/{id}` shows it; rate is per second, remaining in seconds."""
+        passed = time.monotonic() - self._phase_began
+        rate = self.done / passed if passed > 0 and self.done else None
+        known = self.total is not None and self.total > 0
+        left = (self.total or 0) - self.done
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "outcome": self.outcome,
+            "phase": self.phase,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "percent": round(100 * min(self.done / (self.total or 1), 1), 1) if known else None,
+            "rate": round(rate, 1) if rate and self.ended is None else None,
+            "remaining_seconds": round(max(left, 0) / rate, 1) if rate and known and self.ended is None else None,
+            "started": self.started.isoformat(timespec="milliseconds"),
+            "ended": self.ended.isoformat(timespec="milliseconds") if self.ended else None,
+            "error": self.error,
+            "report": self.report,
+        }
+
+
+Work = Callable[[Operation], Awaitable[None]]
+
+
+class Operations:
+    """Runs operations, one at a time, and remembers how they ended."""
+
+    def __init__(self) -> None:
+        self._known: deque[Operation] = deque(maxlen=_REMEMBERED)
+        self._current: Operation | None = None
+        self._work: asyncio.Future[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._log = log.get("operations")
+
+    @property
+    def current(self) -> Operation | None:
+        """The one that runs."""
+        return self._current
+
+    def all(self) -> list[Operation]:
+        """Return the known ones, the latest first."""
+        return list(reversed(self._known))
+
+    def find(self, identifier: str) -> Operation | None:
+        """Return a known one by its id."""
+        return next((operation for operation in self._known if operation.id == identifier), None)
+
+    def start(self, kind: Kind, work: Work) -> Operation:
+        """Begin one.
+
+        Raises:
+            BusyError: another one runs.
+
+        """
+        if self._current is not None:
+            raise BusyError(self._current)
+        operation = Operation(kind)
+        self._known.append(operation)
+        self._current = operation
+        self._work = asyncio.ensure_future(work(operation))
+        self._ending = asyncio.create_task(self._end_of(operation, self._work), name=operation.name)
+        return operation
+
+    async def _end_of(self, operation: Operation, work: "asyncio.Future[None]") -> None:
+        """Wait for the work's end, and note how it went. Nobody cancels this: who waits for it may go away."""
+        await asyncio.wait({work})
+        operation.outcome, operation.error = self._judge(operation, work)
+        operation.ended = datetime.now(UTC)
+        self._current = self._work = None
+        tell = self._log.info if operation.outcome is Outcome.DONE else self._log.warning
+        tell("operation ended", operation=operation.name, outcome=operation.outcome, error=operation.error)
+
+    def _judge(self, operation: Operation, work: "asyncio.Future[None]") -> tuple[Outcome, str | None]:
+        if work.cancelled():
+            return Outcome.CANCELLED, "it was cancelled; nothing was replaced"
+        error = work.exception()
+        if error is None:
+            return Outcome.DONE, None
+        if isinstance(error, RefusedError):
+            return Outcome.REFUSED, str(error)
+        if isinstance(error, VerificationError):
+            return Outcome.UNVERIFIED, str(error)
+        if not isinstance(error, SidecarError | OSError):
+            self._log.error("an operation failed unexpectedly", operation=operation.name, exc_info=error)
+        return Outcome.FAILED, f"{error}".strip() or type(error).__name__
+
+    async def cancel(self, identifier: str) -> Operation:
+        """End one early, and return it once it has cleaned up. Asking again does not interrupt the clean-up.
+
+        Raises:
+            RefusedError: it does not run.
+
+        """
+        operation, work, ending = self._current, self._work, self._ending
+        if operation is None or work is None or ending is None or operation.id != identifier:
+            raise RefusedError(f"no operation {identifier[:60]!r} runs; GET /v1/operations lists what does")
+        if not operation.cancelling:
+            operation.cancelling = True
+            work.cancel()
+        await asyncio.wait({ending})
+        return operation
+
+    async def end(self) -> None:
+        """End what runs, as the sidecar stops."""
+        if self._current is not None:
+            await self.cancel(self._current.id)

@@ -1,0 +1,264 @@
+"""Fills a new database beside the live one, and verifies it. The live one is not touched, whatever happens here."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg import sql
+
+from sidecar import contents, database, dump_file, dumping, verification
+from sidecar.api_environment import ROLE
+from sidecar.archive import Manifest
+from sidecar.contents import Contents
+from sidecar.database import SUPERUSER
+from sidecar.dump_file import Entry, Header
+from sidecar.errors import RefusedError, VerificationError
+from sidecar.operations import Operation
+from sidecar.programs import Programs
+from sidecar.sizing import MIB, Machine
+from sidecar.verification import Comparison
+
+STAGING = "hindsight_staging_"  # prefix of a database that is being filled; dropped at the next start
+MADE_HERE = ("vector", "pg_trgm", "btree_gin")  # by the superuser, before anything else is in the database
+_IN_PUBLIC = "public"
+_LOOK = 0.5  # seconds between looks at how far a load is
+_FAULTS_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A database that was filled and verified.
+
+    Attributes:
+        name: of it.
+        contents: what it holds.
+        comparison: with what its source held; None where the source does not say.
+
+    """
+
+    name: str
+    contents: Contents
+    comparison: Comparison | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A dump that may be loaded; `same_major` tells whether PostgreSQL was of the same major there."""
+
+    file: Path
+    header: Header
+    entries: list[Entry]
+    manifest: Manifest | None
+    same_major: bool
+
+
+async def preflight(
+    file: Path, manifest: Manifest | None, programs: Programs, socket_dir: Path, known_revisions: frozenset[str]
+) -> Checked:
+    """Look at a dump without touching anything.
+
+    One without a manifest is read through, since nothing else says that it is whole.
+
+    Raises:
+        RefusedError: it cannot be loaded here; the sentence says why.
+
+    """
+    header = dump_file.read_header(file)
+    local = programs.binaries.major
+    newest = max(header.server_major, header.pg_dump_major)
+    if newest > local:
+        raise RefusedError(
+            f"the dump is of PostgreSQL {header.server}, made by pg_dump {header.pg_dump}, and this is PostgreSQL "
+            f"{programs.binaries.version}; restore it with an image that has {newest} or newer"
+        )
+    entries = await dump_file.list_entries(file, programs)
+    if not any(entry.kind == "TABLE" and entry.rest.startswith("memory_units ") for entry in entries):
+        raise RefusedError("the dump has no table memory_units; expected one of a database of hindsight-api")
+    await _check_extensions(entries, manifest, socket_dir)
+    if manifest is None:
+        await dump_file.read_through(file, programs)
+    else:
+        newer = sorted({name for names in manifest.contents.revisions.values() for name in names} - known_revisions)
+        if newer:
+            raise RefusedError(
+                f"the archive's schema is at revision {', '.join(newer)} (hindsight-api {manifest.versions.get('hindsight-api')}), "
+                "which the hindsight-api here does not know; use an image with that version or a newer one"
+            )
+    return Checked(file, header, entries, manifest, header.server_major == local)
+
+
+async def _check_extensions(entries: list[Entry], manifest: Manifest | None, socket_dir: Path) -> None:
+    wanted = set(dump_file.extensions(entries)) | set(manifest.contents.extensions if manifest else ())
+    async with await database.connect(socket_dir, SUPERUSER) as connection:
+        cursor = await connection.execute("SELECT name FROM pg_available_extensions")
+        available = {str(row["name"]) for row in await cursor.fetchall()}
+    missing = sorted(wanted - available)
+    if missing:
+        raise RefusedError(
+            f"the dump needs extensions that are not installed here: {', '.join(missing)}; drop them at the source, or use "
+            "an image that has them"
+        )
+    foreign = sorted(wanted - {*MADE_HERE, "plpgsql"})
+    if foreign:
+        raise RefusedError(
+            f"the dump has extensions that hindsight-api does not use, and making them needs the superuser: "
+            f"{', '.join(foreign)}; drop them at the source"
+        )
+
+
+async def stage(
+    checked: Checked, programs: Programs, socket_dir: Path, scratch: Path, machine: Machine, operation: Operation
+) -> Staged:
+    """Load a dump into a new database, as its unprivileged owner, and verify what came of it.
+
+    Raises:
+        VerificationError: it is not what the dump's source held, or not whole; the database is dropped again.
+        ProgramError, psycopg.Error: it could not be loaded; likewise.
+
+    """
+    name = f"{STAGING}{operation.id.replace('-', '_').lower()}"
+    await create(socket_dir, name)
+    try:
+        await _load(checked, name, programs, socket_dir, scratch, machine, operation)
+        staged = await verify(socket_dir, name, checked, operation)
+    except BaseException:
+        await drop_whatever_happens(socket_dir, name)
+        raise
+    return staged
+
+
+async def create(socket_dir: Path, name: str) -> None:
+    """Make an empty database with the extensions that hindsight-api uses, made by the superuser while it is empty."""
+    async with await database.connect(socket_dir, SUPERUSER, "postgres") as connection:
+        await connection.execute(
+            sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE template0").format(sql.Identifier(name), sql.Identifier(ROLE))
+        )
+    async with await database.connect(socket_dir, SUPERUSER, name) as connection:
+        for extension in MADE_HERE:
+            await connection.execute(
+                sql.SQL("CREATE EXTENSION {} SCHEMA {}").format(sql.Identifier(extension), sql.Identifier(_IN_PUBLIC))
+            )
+
+
+async def _load(
+    checked: Checked,
+    name: str,
+    programs: Programs,
+    socket_dir: Path,
+    scratch: Path,
+    machine: Machine,
+    operation: Operation,
+) -> None:
+    lines = scratch / f"{name}.list"
+    lines.write_text("".join(f"{entry.line}\n" for entry in dump_file.selected(checked.entries)), encoding="utf-8")
+    common = [
+        f"--dbname={dumping.local(socket_dir, name, ROLE).conninfo}",
+        "--no-password",
+        "--no-owner",
+        "--no-privileges",
+        "--no-comments",
+        "--no-publications",
+        "--no-subscriptions",
+        "--no-security-labels",
+        "--exit-on-error",
+        f"--use-list={lines}",
+        str(checked.file),
+    ]
+    jobs = str(max(1, min(machine.cores, 4)))
+    rows = sum(table.rows for table in checked.manifest.contents.tables.values()) if checked.manifest else None
+    try:
+        operation.enter("load", rows, "rows")
+        async with _followed(socket_dir, name, operation, _ROWS):
+            await programs.run("pg_restore", ["--section=pre-data", *common])
+            await programs.run("pg_restore", ["--section=data", f"--jobs={jobs}", *common])
+        indexes = sum(entry.kind in {"INDEX", "CONSTRAINT"} for entry in checked.entries)
+        operation.enter("index", indexes, "indexes")
+        async with _followed(socket_dir, name, operation, _INDEXES):
+            await programs.run(
+                "pg_restore", ["--section=post-data", f"--jobs={jobs}", *common], more=_build_options(machine)
+            )
+    finally:
+        lines.unlink()
+    operation.enter("analyze")
+    async with await database.connect(socket_dir, ROLE, name) as connection:
+        await connection.execute("ANALYZE")
+
+
+def _build_options(machine: Machine) -> dict[str, str]:
+    """Return what index builds get: an HNSW build that does not fit into its memory takes many times as long."""
+    memory = max(64 * MIB, min(machine.memory // 8, 1024 * MIB))
+    return {"PGOPTIONS": f"-c maintenance_work_mem={memory // MIB}MB"}
+
+
+_ROWS = (
+    "SELECT (SELECT coalesce(sum(n_tup_ins), 0) FROM pg_stat_user_tables) "
+    "+ (SELECT coalesce(sum(tuples_processed), 0) FROM pg_stat_progress_copy WHERE datname = %s) AS n"
+)
+_INDEXES = "SELECT count(*) AS n FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace WHERE c.relkind = 'i' AND s.nspname !~ '^pg_' AND %s <> ''"
+
+
+@contextlib.asynccontextmanager
+async def _followed(socket_dir: Path, name: str, operation: Operation, query: str) -> AsyncIterator[None]:
+    async def look() -> None:
+        async with await database.connect(socket_dir, ROLE, name) as connection:
+            while True:
+                row = await (await connection.execute(query, (name,))).fetchone()
+                operation.done = max(operation.done, int(str(row["n"])) if row else 0)
+                await asyncio.sleep(_LOOK)
+
+    task = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def verify(socket_dir: Path, name: str, checked: Checked, operation: Operation) -> Staged:
+    """Read all of a database with its owner's rights, and compare it with what it has to be.
+
+    Raises:
+        VerificationError: naming what differs.
+
+    """
+    operation.enter("verify")
+    async with await database.connect(socket_dir, ROLE, name) as connection, connection.transaction():
+        found = await contents.read(connection)
+        faults = await verification.faults_of(connection)
+    comparison = None
+    if checked.manifest is not None:
+        comparison = verification.compare(checked.manifest.contents, found, same_major=checked.same_major)
+        faults = [*comparison.faults, *faults]
+        operation.report["comparison"] = comparison.to_json()
+    if not found.dimensions:
+        faults = [*faults, "there is no table memory_units with embeddings"]
+    if faults:
+        more = f" (and {len(faults) - _FAULTS_NAMED} more)" if len(faults) > _FAULTS_NAMED else ""
+        raise VerificationError("; ".join(faults[:_FAULTS_NAMED]) + more)
+    return Staged(name, found, comparison)
+
+
+async def drop_whatever_happens(socket_dir: Path, name: str) -> None:
+    """Drop it, also while this is being cancelled; what cannot be dropped now is named and dropped at the next start."""
+    with contextlib.suppress(Exception):
+        await asyncio.shield(asyncio.wait_for(drop(socket_dir, name), 20))
+
+
+async def drop(socket_dir: Path, name: str) -> None:
+    """Drop a database, and end who is connected to it."""
+    async with await database.connect(socket_dir, SUPERUSER, "postgres") as connection:
+        await connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+async def sweep(socket_dir: Path, tell: Callable[..., object]) -> None:
+    """Drop databases that an earlier sidecar did not finish filling, each named in the log."""
+    async with await database.connect(socket_dir, SUPERUSER, "postgres") as connection:
+        cursor = await connection.execute(
+            "SELECT datname AS name FROM pg_database WHERE starts_with(datname, %s)", (STAGING,)
+        )
+        names = [str(row["name"]) for row in await cursor.fetchall()]
+    for name in names:
+        await drop(socket_dir, name)
+        tell("dropped a database that was not finished", database=name)

@@ -1,0 +1,135 @@
+"""Exchanges the served database for another one by renaming both in one transaction, and keeps the old one."""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from sidecar import database, volume
+from sidecar.api_environment import DATABASE, ROLE
+from sidecar.database import SUPERUSER
+from sidecar.errors import BlockedError, Reason, RefusedError, TransientError
+from sidecar.sizing import MIB
+
+KEPT = "hindsight_kept_"  # prefix of a database that was served before
+_MAINTENANCE_DATABASE = "postgres"
+_MARGIN = 64 * MIB  # bytes that a copy leaves free
+_TRIES = 40
+_PAUSE = 0.25  # seconds between tries while someone is still connected
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A database that was served before. `size` is in bytes."""
+
+    name: str
+    size: int
+
+
+def kept_name(now: datetime | None = None) -> str:
+    """Return a name for the database that is served now, once it is not any more."""
+    return f"{KEPT}{now or datetime.now(UTC):%Y%m%dt%H%M%Sz}"
+
+
+async def exchange(socket_dir: Path, incoming: str, outgoing: str) -> None:
+    """Give the served database the name `outgoing`, and the database `incoming` the served name, both or neither.
+
+    Whoever is connected to either is disconnected. hindsight-api has to be down.
+
+    Raises:
+        TransientError: someone connects again and again; nothing was renamed.
+
+    """
+    served, one, other = sql.Identifier(DATABASE), sql.Identifier(incoming), sql.Identifier(outgoing)
+    async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
+        await _alone(
+            connection,
+            [DATABASE, incoming],
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(served, other),
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(one, served),
+            # What is kept is not written to by accident.
+            sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(other),
+            sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(served),
+        )
+
+
+async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
+    """Keep a copy of the served database from before this version of hindsight-api migrates it, and return its name.
+
+    Only with hindsight-api down: nobody may be connected meanwhile.
+
+    Raises:
+        BlockedError: `no-space`.
+        TransientError: someone connects again and again.
+
+    """
+    name = f"{kept_name()}_before_{re.sub('[^0-9a-z]', '_', version.lower())}"
+    async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
+        row = await (await connection.execute("SELECT pg_database_size(%s) AS size", (DATABASE,))).fetchone()
+        wanted = int(str(row["size"])) + _MARGIN if row else _MARGIN
+        free = volume.free_bytes(volume_directory)
+        if free < wanted:
+            raise BlockedError(
+                Reason.NO_SPACE,
+                f"the schema is to be migrated, a copy from before takes {wanted // MIB} MiB, and {volume_directory} has "
+                f"{free // MIB} MiB free; free some, or set HINDSIGHT_SIDECAR_UPGRADE_COPY=false",
+                retry_after=10,
+            )
+        await _alone(
+            connection,
+            [DATABASE],
+            # By files: with the log it would be written twice.
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {} STRATEGY file_copy ALLOW_CONNECTIONS false").format(
+                sql.Identifier(name), sql.Identifier(DATABASE), sql.Identifier(ROLE)
+            ),
+        )
+    await database.record_copy(socket_dir, name)
+    return name
+
+
+async def _alone(connection: database.Connection, names: list[str], *statements: sql.Composed) -> None:
+    """Run statements while nobody is connected to these databases, in one transaction if they are several."""
+    for _ in range(_TRIES):
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = ANY (%s)", (names,)
+        )
+        try:
+            if len(statements) == 1:  # CREATE DATABASE cannot be in a transaction
+                await connection.execute(statements[0])
+            else:
+                async with connection.transaction():
+                    for statement in statements:
+                        await connection.execute(statement)
+        except psycopg.errors.ObjectInUse:
+            await asyncio.sleep(_PAUSE)
+        else:
+            return
+    raise TransientError(f"someone connects to {' or '.join(names)} again and again; end that session, and try again")
+
+
+async def kept(socket_dir: Path) -> list[Kept]:
+    """Return the databases that were served before, the latest first."""
+    async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
+        cursor = await connection.execute(
+            "SELECT datname AS name, pg_database_size(oid) AS size FROM pg_database WHERE starts_with(datname, %s) "
+            "ORDER BY datname DESC",
+            (KEPT,),
+        )
+        return [Kept(str(row["name"]), int(str(row["size"]))) for row in await cursor.fetchall()]
+
+
+async def drop_kept(socket_dir: Path, name: str) -> None:
+    """Drop one of the kept databases.
+
+    Raises:
+        RefusedError: there is none of that name.
+
+    """
+    if name not in {one.name for one in await kept(socket_dir)}:
+        raise RefusedError(f"{name[:80]!r} is no kept database; GET /v1/databases lists them")
+    async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
+        await connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
