@@ -29,7 +29,7 @@ from sidecar.dumping import Compression
 from sidecar.errors import RefusedError
 from sidecar.model import Identity, Model
 from sidecar.moving import Move, Served
-from sidecar.operations import Kind, Operation, Operations
+from sidecar.operations import BusyError, Kind, Operation, Operations
 from sidecar.programs import Programs
 from sidecar.settings import Settings
 from sidecar.sizing import MIB
@@ -209,8 +209,20 @@ class Administration:
         return self.operations.start(Kind.RESTORE, work)
 
     def discard_upload(self, identifier: str) -> None:
-        """Remove an upload that cannot be restored now."""
-        shutil.rmtree(self.dumps_directory / f"{INCOMING}{archive.check_id(identifier)}", ignore_errors=True)
+        """Remove an upload that a dry run kept, or that cannot be restored now.
+
+        Raises:
+            BusyError: an operation uses it.
+            FileNotFoundError: there is none of that name.
+
+        """
+        running = self.operations.current
+        if running is not None and running.report.get("upload") == identifier:
+            raise BusyError(running)
+        directory = self.dumps_directory / f"{INCOMING}{archive.check_id(identifier)}"
+        if not directory.is_dir():
+            raise FileNotFoundError(identifier)
+        shutil.rmtree(directory)
 
     def restore_dump(self, identifier: str, wish: Wish) -> Operation:
         """Begin a restore of a dump on the volume. Raises BusyError, RefusedError, FileNotFoundError."""
@@ -419,5 +431,6 @@ def _source_report(checked: Checked, source: str) -> dict[str, Any]:
         "source": source,
         "from": {"postgres": header.server, "pg_dump": header.pg_dump, "made": manifest.made.isoformat() if manifest else None,
                  "versions": manifest.versions if manifest else None},
+        "model": manifest.model if manifest else None,
         "unproved": unproved,
     }  # fmt: skip

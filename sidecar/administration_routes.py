@@ -162,6 +162,10 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
             return _begun(administration.restore_upload(body.upload, body.wish))
         return _begun(_found(lambda: administration.restore_dump(body.dump or "", body.wish)))
 
+    @routes.delete("/restores/{identifier}", status_code=204, summary="Remove an upload that a dry run kept")
+    async def discard_upload(request: Request, identifier: str) -> None:
+        _found(lambda: attach(request).discard_upload(identifier))
+
     @routes.post("/migrations", status_code=202, summary="Begin to bring in the memories of a Postgres elsewhere")
     async def migrate(request: Request, body: MigrationBody) -> Response:
         wish = Wish(body.dry_run, body.discard_newer, body.force_model)
@@ -204,7 +208,7 @@ def _found(call: Callable[[], T]) -> T:
     try:
         return call()
     except FileNotFoundError as error:
-        raise HTTPException(404, "there is no dump of that name; GET /v1/dumps lists them") from error
+        raise HTTPException(404, "there is none of that name; GET /v1/dumps lists the dumps") from error
 
 
 async def _upload(request: Request, wish: Wish) -> Operation:

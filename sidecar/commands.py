@@ -1,18 +1,25 @@
 """The commands, with their options and help."""
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sidecar import __version__, probe
 
+if TYPE_CHECKING:  # imported by what needs it, as it takes its time
+    from sidecar.administration_client import Client
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_NOT_REACHABLE = 3
+EXIT_REFUSED = 4
+EXIT_UNVERIFIED = 5
 
 app = typer.Typer(
     name="hindsight-sidecar",
@@ -25,6 +32,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Url = Annotated[
     str | None, typer.Option("--url", help="The gateway to use; otherwise the one of the sidecar on this machine.")
 ]
+ControlUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="A control address, such as a forwarded one; otherwise the control socket of the sidecar on this machine.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Replace what is served without asking.")]
 
 
 def _version(wanted: bool) -> None:
@@ -120,3 +136,167 @@ def smoke(url: Url = None, as_json: Json = False) -> None:
     if report.unreachable:
         raise typer.Exit(EXIT_NOT_REACHABLE)
     raise typer.Exit(EXIT_FAILED if report.fault else EXIT_DONE)
+
+
+# Administration -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """Make a sentence and an exit code of what goes wrong."""
+    from sidecar.administering import said  # noqa: PLC0415
+    from sidecar.administration_client import UnreachableError  # noqa: PLC0415
+    from sidecar.errors import RefusedError, SidecarError, VerificationError  # noqa: PLC0415
+
+    codes = {UnreachableError: EXIT_NOT_REACHABLE, RefusedError: EXIT_REFUSED, VerificationError: EXIT_UNVERIFIED}
+    try:
+        yield
+    except (SidecarError, OSError) as error:
+        typer.echo(said(error), err=True)
+        raise typer.Exit(
+            next((code for kind, code in codes.items() if isinstance(error, kind)), EXIT_FAILED)
+        ) from error
+    except KeyboardInterrupt as error:
+        typer.echo("left", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+
+
+@contextlib.contextmanager
+def _administration(url: str | None) -> Iterator["Client"]:
+    """Have a client of the control API; what goes wrong with it becomes a sentence and an exit code."""
+    from sidecar.administration_client import Client, checked_url, token_from  # noqa: PLC0415
+
+    try:
+        checked = None if url is None else checked_url(url)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    with _ending_well():
+        yield Client(checked, token_from(os.environ) if url is not None else None)
+
+
+@app.command()
+def dump(
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE|-", help="Fetch the archive; otherwise it stays on the volume."),
+    ] = None,
+    compression: Annotated[Literal["gzip", "zstd", "none"], typer.Option(help="Of the dump in the archive.")] = "gzip",
+    identifier: Annotated[str | None, typer.Option("--id", help="Fetch this dump instead of making one.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a FILE that is there.")] = False,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Dump the memories that are served into a portable archive, while they are served."""
+    from sidecar import administering  # noqa: PLC0415
+    from sidecar.destination import STDIO  # noqa: PLC0415
+
+    if identifier is not None and output is None:
+        raise typer.BadParameter("name the FILE to fetch it into, with -o")
+    console = administering.Console(as_json=as_json, output_taken=output == STDIO)
+    with _administration(url) as client:
+        if identifier is not None and output is not None:
+            wanted = identifier
+            administering.fetch(client, lambda: administering.dump_of(client, wanted), console, output, force=force)
+        else:
+            administering.dump(client, compression, console, output, force=force)
+
+
+@app.command()
+def dumps(
+    delete: Annotated[str | None, typer.Option("--delete", metavar="ID", help="Delete one.")] = None,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List the dumps on the volume."""
+    from sidecar import administering  # noqa: PLC0415
+
+    with _administration(url) as client:
+        if delete is not None:
+            administering.delete_dump(client, delete)
+        else:
+            administering.list_dumps(client, administering.Console(as_json=as_json))
+
+
+@app.command()
+def restore(
+    file: Annotated[str | None, typer.Argument(metavar="FILE|-", help="An archive, or a file of pg_dump -Fc.")] = None,
+    dump: Annotated[str | None, typer.Option("--dump", metavar="ID", help="A dump on the volume instead.")] = None,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be; replace nothing.")] = False,
+    discard_newer: Annotated[
+        bool, typer.Option("--discard-newer", help="Leave what is stored meanwhile in the old database.")
+    ] = False,
+    force_model: Annotated[
+        bool, typer.Option("--force-model", help="Serve memories that were embedded with another model.")
+    ] = False,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the memories of an archive instead of those that are served now, which are kept."""
+    from sidecar import administering  # noqa: PLC0415
+
+    if (file is None) == (dump is None):
+        raise typer.BadParameter("name a FILE (- for standard input) or a --dump of the volume, one of the two")
+    wanted = administering.Wanted(yes, dry_run, discard_newer, force_model)
+    with _administration(url) as client:
+        source = administering.Source(client, file, dump)
+        administering.restore(client, source, wanted, administering.Console(as_json=as_json))
+
+
+@app.command()
+def verify(file: Annotated[str, typer.Argument(metavar="FILE")], as_json: Json = False) -> None:
+    """Say what an archive holds and whether it is whole; needs no sidecar."""
+    from sidecar import administering  # noqa: PLC0415
+
+    with _ending_well():
+        administering.verify(file, administering.Console(as_json=as_json))
+
+
+@app.command()
+def operations(
+    identifier: Annotated[str | None, typer.Argument(metavar="ID", help="Show one, with its report.")] = None,
+    cancel: Annotated[str | None, typer.Option("--cancel", metavar="ID", help="Cancel one.")] = None,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List what runs and what ran since the sidecar's start: dumps, restores, rollbacks."""
+    from sidecar import administering  # noqa: PLC0415
+
+    console = administering.Console(as_json=as_json)
+    with _administration(url) as client:
+        if cancel is not None:
+            administering.cancel_operation(client, cancel, console)
+        elif identifier is not None:
+            administering.show_operation(client, identifier, console)
+        else:
+            administering.list_operations(client, console)
+
+
+@app.command()
+def databases(
+    drop: Annotated[str | None, typer.Option("--drop", metavar="NAME", help="Drop one for good.")] = None,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List the databases that were served before, and are kept."""
+    from sidecar import administering  # noqa: PLC0415
+
+    with _administration(url) as client:
+        if drop is not None:
+            administering.drop_database(client, drop)
+        else:
+            administering.list_databases(client, administering.Console(as_json=as_json))
+
+
+@app.command()
+def rollback(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Otherwise the latest.")] = None,
+    yes: Yes = False,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a kept database again; the one that is served now is kept instead."""
+    from sidecar import administering  # noqa: PLC0415
+
+    with _administration(url) as client:
+        administering.rollback(client, name, administering.Console(as_json=as_json), yes=yes)

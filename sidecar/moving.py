@@ -201,7 +201,7 @@ async def sample(socket_dir: Path) -> list[tuple[str, str]]:
             return []
         cursor = await connection.execute(
             "SELECT bank_id AS bank, text FROM (SELECT bank_id, text, row_number() OVER (PARTITION BY bank_id ORDER BY md5(id::text)) AS n "
-            "FROM public.memory_units WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000) AS some "
+            "FROM public.memory_units WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000) AS picked "
             "ORDER BY n, bank_id LIMIT %s",
             (_SAMPLE,),
         )

@@ -183,7 +183,7 @@ class Operations:
             return Outcome.UNVERIFIED, str(error)
         if not isinstance(error, SidecarError | OSError):
             self._log.error("an operation failed unexpectedly", operation=operation.name, exc_info=error)
-        return Outcome.FAILED, f"{error}".strip() or type(error).__name__
+        return Outcome.FAILED, " ".join(f"{error}".split()) or type(error).__name__  # some have several lines
 
     async def cancel(self, identifier: str) -> Operation:
         """End one early, and return it once it has cleaned up. Asking again does not interrupt the clean-up.

@@ -1,0 +1,356 @@
+"""The administration endpoints, as the commands call them: over the control socket, or over TCP with the token.
+
+Plain blocking calls of the standard library, one connection each: a command does one thing at a time, and Ctrl-C has to
+reach it wherever it waits.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import re
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlencode, urlsplit
+
+from sidecar import probe
+from sidecar.errors import RefusedError, SidecarError, VerificationError
+from sidecar.progress import Meter, Progress, Tell
+
+TOKEN = "HINDSIGHT_SIDECAR_TOKEN"  # noqa: S105 - the variable's name
+CHUNK = 2**20  # bytes
+RUNNING = "running"  # the outcome of an operation that has not ended
+_TIMEOUT = 120.0  # seconds that a connection may be silent
+_CANCEL_TIMEOUT = 600.0  # seconds for an operation to clean up: hindsight-api may have to be started again
+_CONTINUE_PATIENCE = 10.0  # seconds for the word that the body is welcome; then it is sent without it
+_FIRST_PAUSE, _PAUSE = 0.05, 0.5  # seconds between looks at an operation
+_SILENCE = 15.0  # seconds in which a port-forward may be made again
+_REFUSED = 422
+_SENDABLE = re.compile(r"[!-~]+")
+_JSON = "application/json"
+Json = dict[str, Any]
+
+
+class ProblemError(SidecarError):
+    """The sidecar did not do it, and its text is the problem's detail; `status` is the HTTP status."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class UnreachableError(SidecarError):
+    """No sidecar answers."""
+
+
+class CutError(SidecarError):
+    """A transfer ended early."""
+
+
+class InterruptedByUserError(SidecarError):
+    """Ctrl-C, twice or where there is nothing to cancel; the text says what goes on without this command."""
+
+
+def token_from(environ: Mapping[str, str]) -> str | None:
+    """Return the token from the environment or its file; None where there is none.
+
+    Raises:
+        SidecarError: the file cannot be read, or the token cannot be sent.
+
+    """
+    path, token = environ.get(f"{TOKEN}_FILE"), environ.get(TOKEN)
+    if path:
+        try:
+            token = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SidecarError(f"{TOKEN}_FILE names {path}, which cannot be read ({error})") from error
+    if token and not _SENDABLE.fullmatch(token):
+        raise SidecarError(
+            f"the token of {TOKEN} has characters that no HTTP header can carry; use visible ASCII alone"
+        )
+    return token or None
+
+
+def checked_url(url: str) -> str:
+    """Return a control address without a slash at its end. Raises ValueError where it is none."""
+    parts = urlsplit(url)
+    plain = (
+        parts.scheme in {"http", "https"} and parts.hostname and not (parts.query or parts.fragment or parts.username)
+    )
+    if not plain or parts.path not in {"", "/"} or parts.port == 0:
+        raise ValueError(f"{url!r} is no address; expected one such as http://127.0.0.1:8890")
+    return url.removesuffix("/")
+
+
+@dataclass(frozen=True)
+class Client:
+    """Calls one sidecar.
+
+    Attributes:
+        url: `http://host:port` of a control address; None for the control socket of the run directory.
+        token: sent over TCP alone.
+
+    """
+
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    # One request ------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Json:
+        """Return what a path tells. Raises ProblemError, RefusedError, UnreachableError."""
+        return self.call("GET", path)
+
+    def call(self, method: str, path: str, body: Json | None = None, timeout: float = _TIMEOUT) -> Json:
+        """Make one request, and return the JSON of its answer; `{}` where it has none.
+
+        Raises:
+            RefusedError: it was refused, and nothing was touched.
+            ProblemError: it was not done for another reason.
+            UnreachableError: nobody answers, or something that is no sidecar.
+
+        """
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": _JSON})
+        with self._connected(timeout) as connection:
+            connection.request(method, path, content, self._headers(headers))
+            return self._answer(connection.getresponse())
+
+    @contextlib.contextmanager
+    def _connected(self, timeout: float = _TIMEOUT) -> Iterator[http.client.HTTPConnection]:
+        connection = self._connection(timeout)
+        try:
+            yield connection
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._unreachable(error) from error
+        finally:
+            connection.close()
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if self.url is None:
+            return probe.SocketConnection(probe.control_socket(), timeout)
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=timeout)
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        if self.url is None:
+            return UnreachableError(probe.nobody(error))
+        return UnreachableError(
+            f"no sidecar answers at {self.url} ({str(error) or type(error).__name__}); is it running, is its control "
+            "address forwarded there, and is that not the gateway's?"
+        )
+
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        with_token = self.url is not None and self.token is not None
+        return {**headers, **({"Authorization": f"Bearer {self.token}"} if with_token else {})}
+
+    def _answer(self, response: http.client.HTTPResponse) -> Json:
+        content = response.read()
+        if response.status == http.client.NO_CONTENT:
+            return {}
+        kind = response.headers.get_content_type()
+        found = json.loads(content) if kind in {_JSON, "application/problem+json"} else None
+        if not isinstance(found, dict):
+            raise http.client.HTTPException(f"what answers there is no sidecar: HTTP {response.status}, {kind}")
+        if response.status < http.client.BAD_REQUEST:
+            return found
+        if "detail" not in found or "title" not in found:
+            raise http.client.HTTPException(f"what answers there is no sidecar: HTTP {response.status}")
+        if response.status == _REFUSED:
+            raise RefusedError(str(found["detail"]))
+        raise ProblemError(response.status, str(found["detail"]))
+
+    # Operations -------------------------------------------------------------------------------------------------
+
+    def wait(self, operation: Json, tell: Tell) -> Json:
+        """Return an operation once it has ended. Ctrl-C cancels it and waits for that, and a second one leaves.
+
+        Raises:
+            UnreachableError: the sidecar does not answer any more.
+            ProblemError: it does not know the operation any more.
+            InterruptedByUserError: after the second Ctrl-C.
+
+        """
+        try:
+            return self._followed(operation, tell)
+        except KeyboardInterrupt:
+            pass
+        try:
+            tell(Progress(f"cancelling {operation['kind']}"))
+            return self._cancelled(operation, tell)
+        except KeyboardInterrupt:
+            name = operation["id"]
+            raise InterruptedByUserError(
+                f"left while the sidecar may still work at it; `hindsight-sidecar operations {name}` says how it ends"
+            ) from None
+
+    def cancel(self, identifier: str) -> Json:
+        """Cancel an operation, and return it once it has cleaned up. Raises RefusedError where it does not run."""
+        return self.call("DELETE", f"/v1/operations/{quote(identifier, safe='')}", timeout=_CANCEL_TIMEOUT)
+
+    def _cancelled(self, operation: Json, tell: Tell) -> Json:
+        try:
+            return self.cancel(str(operation["id"]))
+        except RefusedError:  # it has just ended
+            return self._followed(operation, tell)
+
+    def _followed(self, operation: Json, tell: Tell) -> Json:
+        pause, heard = _FIRST_PAUSE, time.monotonic()
+        while operation["outcome"] == RUNNING:
+            tell(
+                Progress(
+                    f"{operation['kind']}: {operation['phase']}",
+                    operation["done"],
+                    operation["total"],
+                    operation["unit"],
+                    operation["rate"],
+                    operation["remaining_seconds"],
+                )
+            )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _PAUSE)
+            try:
+                operation = self.get(f"/v1/operations/{operation['id']}")
+                heard = time.monotonic()
+            except (UnreachableError, ProblemError) as error:
+                self._check_patience(error, heard, operation)
+        return operation
+
+    @staticmethod
+    def _check_patience(error: UnreachableError | ProblemError, heard: float, operation: Json) -> None:
+        """Go on after a moment's silence; otherwise say what is known of the operation."""
+        kind, name = operation["kind"], operation["id"]
+        if isinstance(error, ProblemError) and error.status == http.client.NOT_FOUND:
+            raise ProblemError(
+                error.status,
+                f"the sidecar was restarted while it ran {kind} {name}, which did not end; what was served before is "
+                "served, unless the exchange had been made (`hindsight-sidecar databases` would have one more)",
+            ) from error
+        if isinstance(error, ProblemError) and error.status < http.client.INTERNAL_SERVER_ERROR:
+            raise error
+        if time.monotonic() - heard > _SILENCE:
+            raise UnreachableError(
+                f"{error} ({kind} {name} was at {operation['phase']!r}; once it answers, "
+                f"`hindsight-sidecar operations {name}` says how it ended)"
+            ) from error
+
+    # Transfers --------------------------------------------------------------------------------------------------
+
+    def download(self, identifier: str, write: Callable[[bytes], object], tell: Tell) -> str:
+        """Write an archive piece by piece, and return its sha256, which is the one that the sidecar says.
+
+        Raises:
+            CutError: it ended early.
+            VerificationError: what came is not what the sidecar has.
+            OSError: from `write`.
+
+        """
+        with self._transfer() as connection:
+            with self._named_failures():
+                connection.request("GET", f"/v1/dumps/{quote(identifier, safe='')}", headers=self._headers({}))
+                response = connection.getresponse()
+                if response.status != http.client.OK:
+                    self._answer(response)
+                    raise http.client.HTTPException(f"it answered {response.status} where an archive was expected")
+            length = int(response.headers.get("content-length", "0"))
+            seen, received, meter = hashlib.sha256(), 0, Meter("download", length, tell)
+            while piece := self._piece(response):
+                seen.update(piece)
+                write(piece)
+                received += len(piece)
+                meter.add(len(piece))
+        if received != length:
+            raise CutError(f"the download was cut after {received} of {length} bytes")
+        told = response.headers.get("etag", "").strip('"')
+        if seen.hexdigest() != told:
+            raise VerificationError(f"what was downloaded has sha256 {seen.hexdigest()}, and the sidecar says {told}")
+        return told
+
+    @staticmethod
+    def _piece(response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read(CHUNK)
+        except (OSError, http.client.HTTPException):
+            return b""  # what is missing is told by its length
+
+    def upload(self, source: BinaryIO, length: int | None, wish: Mapping[str, bool], tell: Tell) -> tuple[Json, str]:
+        """Send an archive, and return the operation that restores it and the sha256 of what was sent.
+
+        `length` is None for a stream, which is sent in chunks. Where the sidecar refuses, nothing or not all is sent.
+
+        Raises:
+            RefusedError, ProblemError, UnreachableError: as `call`.
+            CutError, OSError: the source ended early, or cannot be read.
+
+        """
+        query = urlencode({name: "true" for name, wanted in wish.items() if wanted})
+        framing = {"Transfer-Encoding": "chunked"} if length is None else {"Content-Length": str(length)}
+        waits = self.url is None or not self.url.startswith("https:")  # TLS cannot be peeked into
+        with self._transfer() as connection:
+            with self._named_failures():
+                connection.putrequest("PUT", f"/v1/restores{'?' if query else ''}{query}")
+                headers = {"Content-Type": "application/octet-stream", "Accept": _JSON, **framing}
+                for name, value in self._headers(headers | ({"Expect": "100-continue"} if waits else {})).items():
+                    connection.putheader(name, value)
+                connection.endheaders()
+            seen = hashlib.sha256()
+            if not waits or _is_welcome(connection):
+                for piece in _pieces(source, length, Meter("upload", length, tell)):
+                    seen.update(piece)
+                    if not _sent(connection, piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece)):
+                        break  # it has answered already
+                else:
+                    _sent(connection, b"" if length is not None else b"0\r\n\r\n")
+            with self._named_failures():
+                return self._answer(connection.getresponse()), seen.hexdigest()
+
+    @contextlib.contextmanager
+    def _transfer(self) -> Iterator[http.client.HTTPConnection]:
+        """Have a connection beside which files are read and written: their errors are not the connection's."""
+        connection = self._connection(_TIMEOUT)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._unreachable(error) from error
+
+
+def _is_welcome(connection: http.client.HTTPConnection) -> bool:
+    """Wait for the word that the body may come, so that gigabytes are not sent to be refused."""
+    if not select.select([connection.sock], [], [], _CONTINUE_PATIENCE)[0]:
+        return True
+    try:
+        begin: bytes = connection.sock.recv(12, socket.MSG_PEEK)
+    except OSError:
+        return False
+    return begin[9:12] == b"100"  # otherwise it is the whole answer
+
+
+def _sent(connection: http.client.HTTPConnection, data: bytes) -> bool:
+    try:
+        connection.send(data)
+    except OSError:
+        return False
+    return True
+
+
+def _pieces(source: BinaryIO, length: int | None, meter: Meter) -> Iterator[bytes]:
+    sent = 0
+    while piece := source.read(CHUNK if length is None else min(CHUNK, length - sent)):
+        sent += len(piece)
+        yield piece
+        meter.add(len(piece))
+    if length is not None and sent != length:
+        raise CutError(f"the file had {length} bytes and ended after {sent} while it was sent; nothing was replaced")
