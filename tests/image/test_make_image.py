@@ -1,0 +1,97 @@
+"""`make image`: what it builds, what it tells in the end, and what it refuses in one sentence."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bake.image import bench
+from bake.image.engine import Engine
+from bake.layout import REQUIRED
+
+ROOT = Path(__file__).parents[2]
+TAG = "localhost/hindsight-sidecar:made-by-a-test"
+
+
+def make_image(engine: Engine, *variables: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    words = ["make", "image", f"ENGINE={engine.name}", f"TAG={TAG}", *variables]
+    # What the `make` that runs the tests was given is not meant for this one.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(words, cwd=ROOT, env=env | environ, capture_output=True, text=True, timeout=1200, check=False)
+
+
+@pytest.mark.timeout(1500)
+def test_it_builds_and_gives_an_account(engine: Engine) -> None:
+    made = make_image(engine, "STAND_IN=1")
+    try:
+        assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-3000:]
+        assert f"==> {engine.name} works" in made.stdout
+        told = made.stdout.rpartition("\nimage ")[2]
+        assert told.startswith(f"  {TAG}\nsize ")
+        assert re.search(r"MB  /opt/hindsight-api/$", told, re.MULTILINE)
+        assert re.search(r"\d s  api$", told, re.MULTILINE)
+        [described] = json.loads(engine.call("inspect", "--type", "image", TAG).stdout)
+        labels = described["Config"]["Labels"]
+        assert labels["org.opencontainers.image.title"] == "hindsight-sidecar"
+        assert labels["hindsight-sidecar.stand-in"] == "true"
+        assert labels["hindsight-sidecar.hindsight-api"] == "1.1.0"
+    finally:
+        engine.call("rmi", TAG)
+    inventory = {path.name: names(path) for path in (ROOT / "dist/made-by-a-test").glob("*.cdx.json")}
+    assert {"hindsight-api-slim", "onnxruntime"} <= inventory["hindsight-api.cdx.json"]
+    assert {"hindsight-sidecar", "fastapi"} <= inventory["sidecar.cdx.json"]
+    assert {"postgresql-18", "postgresql-18-pgvector", "tini", "libc6"} <= inventory["debian.cdx.json"]
+    assert not {"apt", "perl", "pip", "gcc"} & set.union(*inventory.values())
+
+
+def names(path: Path) -> set[str]:
+    return {component["name"] for component in json.loads(path.read_text(encoding="utf-8"))["components"]}
+
+
+def test_it_is_small(engine: Engine, image: str) -> None:
+    [described] = json.loads(engine.call("inspect", "--type", "image", image).stdout)
+    if described["Config"]["Labels"]["hindsight-sidecar.flavor"] == "torch":
+        pytest.skip("the limit is the onnx flavour's")
+    size = bench.measure(engine, image)
+    assert size.reported > 0.5e9
+    assert size.real <= bench.LIMIT
+
+
+def test_without_a_hub_it_stops_with_one_sentence(engine: Engine) -> None:
+    stopped = make_image(engine, HF_ENDPOINT="http://127.0.0.1:9")
+    assert stopped.returncode != 0
+    [sentence] = [line for line in stopped.stderr.splitlines() if not line.startswith("make:")]
+    assert sentence.startswith("the model hub cannot be reached: ")
+    assert sentence.endswith(
+        "give the model's files with MODEL_DIR=DIR, or ask for the stand-in by name with STAND_IN=1"
+    )
+    assert not engine.has_image(TAG)
+
+
+def test_a_model_directory_with_other_files_is_refused(engine: Engine, tmp_path: Path) -> None:
+    for name in (*REQUIRED["embedding"], "onnx/model.onnx", "sentence_bert_config.json", "tokenizer_config.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}", encoding="utf-8")
+    stopped = make_image(engine, f"MODEL_DIR={tmp_path}")
+    assert stopped.returncode != 0
+    assert "onnx/model.onnx" in stopped.stderr
+    assert not engine.has_image(TAG)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (["HINDSIGHT_VERSION=9.9"], "HINDSIGHT_VERSION is '9.9'; there are locks for 1.1.0, 0.8.4"),
+        (["SUITE=sid"], "SUITE is 'sid'; expected forky (PostgreSQL 18) or trixie (PostgreSQL 17)"),
+        (["MODEL_DIR=/nowhere"], "MODEL_DIR is '/nowhere', which is no directory"),
+    ],
+)
+def test_what_cannot_be_built_is_said_at_once(engine: Engine, variables: list[str], sentence: str) -> None:
+    stopped = make_image(engine, *variables)
+    assert stopped.returncode != 0
+    assert stopped.stderr.startswith(sentence)
+    assert "==>" not in stopped.stdout
