@@ -93,11 +93,12 @@ async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]
             f"the cluster runs and is not as this sidecar made it ({str(error).strip()}); restore it from a dump or a copy",
             retry_after=10,
         ) from error
-    async with connection:
+    # What belongs to others is read with their own rights: a cast or a view there runs whatever they like.
+    async with connection, await connect(socket_dir) as owner:
         await _check_extensions(connection)
-        await _check_revisions(connection, known_revisions)
+        await _check_revisions(owner, known_revisions)
         await _check_memories(connection)
-        await _check_identity(connection, model.identity)
+        await _check_identity(connection, owner, model.identity)
 
 
 async def _check_extensions(connection: Connection) -> None:
@@ -157,12 +158,11 @@ async def _record(connection: Connection, name: str, value: object) -> None:
     )
 
 
-async def _check_identity(connection: Connection, identity: Identity) -> None:
+async def _check_identity(connection: Connection, owner: Connection, identity: Identity) -> None:
     recorded = await _fact(connection, "embedding-model")
     if recorded == identity.to_json():
         return
-    schemas = await memory_schemas(connection)
-    if recorded is not None and await count_memories(connection, schemas):
+    if recorded is not None and await count_memories(owner, await memory_schemas(owner)):
         differences = "; ".join(identity.differences(Identity.from_json(dict(recorded))))  # type: ignore[call-overload]
         raise BlockedError(
             Reason.MODEL_MISMATCH,
@@ -183,6 +183,8 @@ async def prepare(socket_dir: Path, name: str, identity: dict[str, object] | Non
 
     """
     async with await connect(socket_dir, SUPERUSER, name) as connection:
+        # Whatever has the name came with the memories, and could run code of its own with our rights.
+        await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         await _make_facts(connection)
         if identity is not None:
             await _record(connection, "embedding-model", identity)
@@ -191,7 +193,7 @@ async def prepare(socket_dir: Path, name: str, identity: dict[str, object] | Non
 
 async def wants_copy(socket_dir: Path, heads: Collection[str]) -> bool:
     """Tell whether hindsight-api would migrate the schema, and no copy from before this start is kept yet."""
-    async with await connect(socket_dir, SUPERUSER) as connection:
+    async with await connect(socket_dir) as connection:
         older = [
             name for names in (await alembic_revisions(connection)).values() for name in names if name not in heads
         ]
@@ -216,6 +218,25 @@ async def origin(socket_dir: Path) -> dict[str, object] | None:
 
 
 async def _make_facts(connection: Connection) -> None:
+    """Make the table of our own facts, unless it is there, and is ours.
+
+    Raises:
+        BlockedError: `damaged-cluster`, where someone else owns it: a trigger of theirs would run with our rights.
+
+    """
+    cursor = await connection.execute(
+        "SELECT n.nspowner::regrole::text AS schema_owner, c.relowner::regrole::text AS owner FROM pg_namespace n "
+        "LEFT JOIN pg_class c ON c.relnamespace = n.oid WHERE n.nspname = %s",
+        (SCHEMA,),
+    )
+    owners = {str(owner) for row in await cursor.fetchall() for owner in row.values() if owner is not None}
+    if owners - {SUPERUSER}:
+        raise BlockedError(
+            Reason.DAMAGED_CLUSTER,
+            f"schema {SCHEMA} of database {DATABASE} belongs to {', '.join(sorted(owners))}, and expected is {SUPERUSER} alone; "
+            f"look at what is in it, and drop it: DROP SCHEMA {SCHEMA} CASCADE",
+            retry_after=10,
+        )
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {SCHEMA}.facts (name text PRIMARY KEY, value jsonb NOT NULL, "

@@ -14,8 +14,14 @@ _WITH_ALGORITHM = (1, 15)  # from this version of the format the header names th
 _ALGORITHMS = {0: "none", 1: "gzip", 2: "lz4", 3: "zstd"}
 _STRING_MAX = 4096
 _TAR_MAGIC = slice(257, 262)
-# "215; 1259 16390 TABLE public memory_units hindsight"
-_ENTRY = re.compile(r"^(\d+); \d+ \d+ (?P<kind>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<rest>.*)$")
+# "215; 1259 16390 TABLE public memory_units hindsight": names are not quoted there, and may have spaces and capitals.
+_KINDS = (
+    "TABLE DATA", "TABLE ATTACH", "TABLE", "SEQUENCE SET", "SEQUENCE OWNED BY", "SEQUENCE", "INDEX ATTACH", "INDEX",
+    "FK CONSTRAINT", "CHECK CONSTRAINT", "CONSTRAINT", "DEFAULT ACL", "DEFAULT", "ACL", "COMMENT", "EVENT TRIGGER", "TRIGGER",
+    "MATERIALIZED VIEW DATA", "MATERIALIZED VIEW", "VIEW", "EXTENSION", "SCHEMA", "PUBLICATION TABLES IN SCHEMA",
+    "PUBLICATION TABLE", "PUBLICATION", "SUBSCRIPTION TABLE", "SUBSCRIPTION",
+)  # fmt: skip
+_ENTRY = re.compile(rf"^(\d+); \d+ \d+ (?P<kind>{'|'.join(_KINDS)}|[A-Z]+) (?P<rest>.*)$")
 OTHER_SCHEMA = "hindsight_sidecar"
 
 
@@ -83,7 +89,10 @@ def _parse(file: BinaryIO) -> Header:
         compression = "gzip" if _integer(file, int_size) else "none"
     for _ in range(7):  # the time of the dump
         _integer(file, int_size)
-    return Header(version, compression, _string(file, int_size), _string(file, int_size), _string(file, int_size))
+    header = Header(version, compression, _string(file, int_size), _string(file, int_size), _string(file, int_size))
+    if not (header.server[:1].isdigit() and header.pg_dump[:1].isdigit()):
+        raise ValueError(f"versions {header.server!r} and {header.pg_dump!r}")
+    return header
 
 
 def _byte(file: BinaryIO) -> int:
@@ -127,12 +136,21 @@ def _looks_like(begin: bytes) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a dump's list of contents; `line` is as pg_restore wrote it."""
+    """One entry of a dump's list of contents: `rest` is schema, name and owner; `line` is as pg_restore wrote it."""
 
     kind: str
-    schema: str
     rest: str
     line: str
+
+    @property
+    def is_memories(self) -> bool:
+        """Whether it is a table of memories, of whichever tenant."""
+        return self.kind == "TABLE" and " memory_units " in self.rest
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it belongs to the sidecar's own schema, which is written anew."""
+        return self.rest.startswith((f"{OTHER_SCHEMA} ", f"- {OTHER_SCHEMA} "))
 
 
 async def list_entries(path: Path, programs: Programs) -> list[Entry]:
@@ -148,7 +166,7 @@ async def list_entries(path: Path, programs: Programs) -> list[Entry]:
     except ProgramError as error:
         raise RefusedError(_worded(error, programs)) from error
     found = (_ENTRY.match(line) for line in lines)
-    return [Entry(one["kind"], one["schema"], one["rest"], one.string) for one in found if one]
+    return [Entry(one["kind"], one["rest"], one.string) for one in found if one]
 
 
 async def read_through(path: Path, programs: Programs) -> None:
@@ -179,11 +197,11 @@ def selected(entries: list[Entry]) -> list[Entry]:
         entry
         for entry in entries
         if entry.kind not in {"EXTENSION", "COMMENT", "ACL", "DEFAULT ACL", "PUBLICATION", "SUBSCRIPTION"}
-        and OTHER_SCHEMA not in {entry.schema, entry.rest.split(" ")[0] if entry.kind == "SCHEMA" else ""}
-        and not (entry.kind == "SCHEMA" and entry.rest.split(" ")[0] == "public")
+        and not entry.is_ours
+        and not (entry.kind == "SCHEMA" and entry.rest.startswith("- public "))
     ]
 
 
 def extensions(entries: list[Entry]) -> list[str]:
     """Return the names of the extensions that a dump wants."""
-    return sorted({entry.rest.split(" ")[0] for entry in entries if entry.kind == "EXTENSION"})
+    return sorted({entry.rest.split(" ")[1] for entry in entries if entry.kind == "EXTENSION"})

@@ -74,7 +74,7 @@ async def preflight(
             f"{programs.binaries.version}; restore it with an image that has {newest} or newer"
         )
     entries = await dump_file.list_entries(file, programs)
-    if not any(entry.kind == "TABLE" and entry.rest.startswith("memory_units ") for entry in entries):
+    if not any(entry.is_memories for entry in entries):
         raise RefusedError("the dump has no table memory_units; expected one of a database of hindsight-api")
     await _check_extensions(entries, manifest, socket_dir)
     if manifest is None:
@@ -226,14 +226,14 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
     operation.enter("verify")
     async with await database.connect(socket_dir, ROLE, name) as connection, connection.transaction():
         found = await contents.read(connection)
-        faults = await verification.faults_of(connection)
+        faults = await verification.faults_of(connection, checked.manifest.contents if checked.manifest else None)
     comparison = None
     if checked.manifest is not None:
         comparison = verification.compare(checked.manifest.contents, found, same_major=checked.same_major)
         faults = [*comparison.faults, *faults]
         operation.report["comparison"] = comparison.to_json()
     if not found.dimensions:
-        faults = [*faults, "there is no table memory_units with embeddings"]
+        faults = ["there is no table memory_units with embeddings", *faults]
     if faults:
         more = f" (and {len(faults) - _FAULTS_NAMED} more)" if len(faults) > _FAULTS_NAMED else ""
         raise VerificationError("; ".join(faults[:_FAULTS_NAMED]) + more)

@@ -18,8 +18,9 @@ from sidecar.sizing import MIB
 KEPT = "hindsight_kept_"  # prefix of a database that was served before
 _MAINTENANCE_DATABASE = "postgres"
 _MARGIN = 64 * MIB  # bytes that a copy leaves free
-_TRIES = 40
-_PAUSE = 0.25  # seconds between tries while someone is still connected
+_NAME_MAX = 63  # bytes of a name in PostgreSQL
+_TRIES = 6  # PostgreSQL waits 5 s each time for whoever is still connected
+_PAUSE = 0.25  # seconds between them
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
         TransientError: someone connects again and again.
 
     """
-    name = f"{kept_name()}_before_{re.sub('[^0-9a-z]', '_', version.lower())}"
+    name = f"{kept_name()}_before_{re.sub('[^0-9a-z]', '_', version.lower())}"[:_NAME_MAX]
     async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
         row = await (await connection.execute("SELECT pg_database_size(%s) AS size", (DATABASE,))).fetchone()
         wanted = int(str(row["size"])) + _MARGIN if row else _MARGIN

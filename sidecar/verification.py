@@ -10,11 +10,13 @@ from psycopg import sql
 from sidecar.contents import Contents, Sequence
 from sidecar.database import SCHEMA, Connection
 
-# A definition that PostgreSQL wrote, read and wrote again gains, loses and moves these: `ARRAY[..]::text[]` becomes
-# `ARRAY[(..)::text]`. What is left is what was meant.
-_WORDING = re.compile(
-    r"::(?:character varying|timestamp with time zone|double precision|[a-z_]+)(?:\(\d+\))?(?:\[\])?|[()\s]"
+# A definition that PostgreSQL wrote, read and wrote again gains, loses and moves casts, and parentheses around what
+# is one thing anyway: `(ARRAY['a'])::text[]` becomes `ARRAY[('a')::text]`. Literals stay as they are.
+_LITERAL = r"'(?:[^']|'')*'"
+_CAST = re.compile(
+    rf"({_LITERAL})|::(?:character varying|timestamp with time zone|double precision|[a-z_]+)(?:\(\d+\))?(?:\[\])?"
 )
+_ATOM = re.compile(rf"(?<![\w\"])\(({_LITERAL}|ARRAY\[[^()\[\]]*\]|[\w.]+)\)")
 _NAMED = 5  # names of a kind that a sentence gives; it counts the others
 
 
@@ -125,8 +127,15 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, Sequence) and isinstance(other, Sequence):
         return one.definition == other.definition
     if isinstance(one, str) and isinstance(other, str):
-        return one == other or _WORDING.sub("", one) == _WORDING.sub("", other)
+        return one == other or _plain(one) == _plain(other)
     return one == other
+
+
+def _plain(definition: str) -> str:
+    plain = _CAST.sub(lambda found: found[1] or "", definition)
+    while (shorter := _ATOM.sub(r"\1", plain)) != plain:
+        plain = shorter
+    return plain
 
 
 def _names(names: list[str]) -> str:
@@ -134,12 +143,13 @@ def _names(names: list[str]) -> str:
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
-async def faults_of(connection: Connection) -> list[str]:
+async def faults_of(connection: Connection, there: Contents | None = None) -> list[str]:
     """Return what must not be in any database, wherever it came from: a sentence each.
 
-    Invalid indexes, constraints that were never checked, sequences behind the column that they number. Needs no more
-    rights than the owner's.
+    Invalid indexes, constraints that were never checked (but for those that were not where it comes from), sequences
+    behind the column that they number. Needs no more rights than the owner's.
     """
+    unchecked = [name for name, text in (there.constraints if there else {}).items() if text.endswith(" NOT VALID")]
     return [
         *await _listed(
             connection,
@@ -150,16 +160,18 @@ async def faults_of(connection: Connection) -> list[str]:
         ),
         *await _listed(
             connection,
-            "SELECT k.conrelid::regclass::text || '.' || k.conname AS name FROM pg_constraint k "
-            "JOIN pg_namespace n ON n.oid = k.connamespace WHERE NOT k.convalidated AND n.nspname !~ '^pg_'",
+            "SELECT name FROM (SELECT format('%%I.%%I.%%I', n.nspname, c.relname, k.conname) AS name FROM pg_constraint k "
+            "JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE NOT k.convalidated AND n.nspname !~ '^pg_') AS unchecked WHERE name <> ALL (%s)",
             "constraint {} was never checked against its table (NOT VALID)",
+            unchecked,
         ),
         *await _sequences_behind(connection),
     ]
 
 
-async def _listed(connection: Connection, query: str, sentence: str) -> list[str]:
-    cursor = await connection.execute(query)
+async def _listed(connection: Connection, query: str, sentence: str, *values: list[str]) -> list[str]:
+    cursor = await connection.execute(query, values or None)
     return [sentence.format(row["name"]) for row in await cursor.fetchall()]
 
 
@@ -170,7 +182,7 @@ async def _sequences_behind(connection: Connection) -> list[str]:
         "JOIN pg_sequence q ON q.seqrelid = s.oid JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = s.oid "
         "AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i') JOIN pg_class c ON c.oid = d.refobjid "
         "JOIN pg_namespace m ON m.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid "
-        "WHERE s.relkind = 'S' AND n.nspname <> %s",
+        "WHERE s.relkind = 'S' AND n.nspname <> %s AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)",
         (SCHEMA,),
     )
     faults = []

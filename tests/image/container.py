@@ -354,12 +354,12 @@ class Container:
         return done.stdout + done.stderr
 
     def remove(self) -> None:
-        """Remove it with all that still runs in it; nothing happens where that was done."""
+        """Remove it with all that still runs in it."""
         for session in self._sessions:
             session.end()
         self._sessions.clear()
         now = ["--time=0"] if self._engine.name == "podman" else []
-        self._engine.call("rm", "--force", *now, self.id)
+        self._image.checked("rm", "--force", *now, self.id)
 
 
 Start = Callable[..., Container]

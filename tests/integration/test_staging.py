@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from sidecar import database, dump_file, dumping, moving, processes, staging, sw
 from sidecar.archive import DUMP, Archive
 from sidecar.contents import Contents, Sequence, Table
 from sidecar.errors import BlockedError, Reason, RefusedError, TransientError, VerificationError
+from sidecar.model import Identity, Model
 from sidecar.operations import Kind, Operation
 from sidecar.programs import ProgramError
 from sidecar.sizing import MIB, Machine
@@ -116,11 +118,6 @@ def refusal(server: Server, file: Path, archive: Archive | None = None, known: f
 
 # What is refused -----------------------------------------------------------------------------------------------
 
-ENTRY = pytest.mark.xfail(
-    strict=True,
-    raises=RefusedError,
-    reason="dump_file takes a schema in capitals for a part of the kind, and one with a space for two words",
-)
 WANTED = "; expected an archive of `hindsight-sidecar dump`, or a file of `pg_dump -Fc`"
 
 
@@ -290,9 +287,7 @@ def test_a_whole_one_is_accepted(raw: bytes, archive: Archive, server: Server, f
     assert databases(server) == before
 
 
-@pytest.mark.parametrize(
-    "schema", ["tenant", pytest.param("TENANT", marks=ENTRY), pytest.param("our tenant", marks=ENTRY)]
-)
+@pytest.mark.parametrize("schema", ["tenant", pytest.param("TENANT"), pytest.param("our tenant")])
 def test_memories_of_one_tenant_alone_are_enough(schema: str, server: Server, file: Path) -> None:
     source = server.make_database()
     server.execute(f'CREATE SCHEMA "{schema}" CREATE TABLE memory_units (x integer)', database=source)
@@ -300,7 +295,6 @@ def test_memories_of_one_tenant_alone_are_enough(schema: str, server: Server, fi
     assert "TABLE" in {entry.kind for entry in checked.entries}
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="Header.server_major raises what nobody catches")
 def test_a_header_with_a_version_that_is_no_number_is_refused(raw: bytes, server: Server, file: Path) -> None:
     file.write_bytes(raw.replace(server.binaries.version.encode(), b"x" * len(server.binaries.version), 1))
     assert "header cannot be read" in refusal(server, file)
@@ -428,7 +422,6 @@ def test_what_must_not_be_in_any_database_is_named_without_a_manifest_too(
     assert operation.report == {}
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="verification takes what a sequence numbers for a number")
 def test_a_sequence_of_a_column_that_is_no_number_is_no_fault(
     raw: bytes, file: Path, server: Server, operation: Operation, plant: Callable[..., None]
 ) -> None:
@@ -598,7 +591,6 @@ def undone(server: Server) -> Iterator[None]:
         (server.directory / "witness").unlink(missing_ok=True)
 
 
-@pytest.mark.xfail(strict=True, reason="database.prepare writes into a schema that the dump's code made")
 def test_a_trap_in_the_sidecars_own_schema_does_not_get_the_superusers_rights(
     server: Server, file: Path, operation: Operation
 ) -> None:
@@ -610,7 +602,6 @@ def test_a_trap_in_the_sidecars_own_schema_does_not_get_the_superusers_rights(
         assert evil.ran_as() == {"hindsight"}
 
 
-@pytest.mark.xfail(strict=True, reason="database.check compares values of a dump's own types as the superuser")
 def test_a_cast_in_a_dump_does_not_get_the_superusers_rights(server: Server, file: Path, operation: Operation) -> None:
     evil = Evil(
         server,
@@ -622,15 +613,43 @@ def test_a_cast_in_a_dump_does_not_get_the_superusers_rights(server: Server, fil
          "INSERT INTO x.memory_units VALUES (ROW('first'), '[1,2,3]')"],
     )  # fmt: skip
 
-    async def count(name: str) -> int:
-        # As database.check does where the recorded model is not the one at hand.
-        async with await database.connect(server.directory, database.SUPERUSER, name) as connection:
-            return await database.count_memories(connection, await database.memory_schemas(connection))
-
+    identity = Identity("a/model", "1", "float32", 3, "cls", normalize=True, query_prefix="", passage_prefix="")
+    other = Model(Path("/"), "other", "x", 1, stand_in=False, files={}, identity=replace(identity, revision="2"))
     with undone(server):
-        with contextlib.suppress(VerificationError, ProgramError, RefusedError, psycopg.DatabaseError):
-            run(count(evil.stage(operation).name))
+        staged = evil.stage(operation).name
+        run(database.prepare(server.directory, staged, identity.to_json(), {}))
+        with served(server, staged), pytest.raises(BlockedError, match="embedded with another model"):
+            run(database.check(server.directory, other, REVISIONS))
         assert "postgres" not in evil.ran_as()
+
+
+def test_facts_that_belong_to_another_are_not_written_to(server: Server) -> None:
+    model = Model(Path("/"), "m", "x", 1, stand_in=False, files={}, identity=Identity("m", "1", "float32", 3, "cls", normalize=True, query_prefix="", passage_prefix=""))  # fmt: skip
+    server.execute(
+        "DROP SCHEMA IF EXISTS hindsight_sidecar CASCADE", "CREATE SCHEMA hindsight_sidecar AUTHORIZATION hindsight"
+    )
+    try:
+        with pytest.raises(BlockedError, match="belongs to hindsight, and expected is postgres alone") as refused:
+            run(database.check(server.directory, model, REVISIONS))
+        assert refused.value.reason is Reason.DAMAGED_CLUSTER
+    finally:
+        server.execute("DROP SCHEMA hindsight_sidecar CASCADE")
+
+
+@contextlib.contextmanager
+def served(server: Server, name: str) -> Iterator[None]:
+    """Have a database under the served name for a while."""
+
+    def rename(one: str, other: str) -> None:
+        server.execute(f"ALTER DATABASE {one} RENAME TO {other}", database="postgres")
+
+    rename("hindsight", "hindsight_aside")
+    rename(name, "hindsight")
+    try:
+        yield
+    finally:
+        rename("hindsight", name)
+        rename("hindsight_aside", "hindsight")
 
 
 # What is loaded ------------------------------------------------------------------------------------------------
@@ -807,7 +826,7 @@ def test_kept_ones_are_listed_the_latest_first_and_nothing_else_is_dropped(other
 
 @pytest.mark.parametrize(
     "version",
-    ["1.1.0", pytest.param("1.2.0.post1.dev12+g0123abcd", marks=pytest.mark.xfail(strict=True, reason="PostgreSQL cuts a name of 66 bytes to 63: no database has the name that is returned"))],
+    ["1.1.0", "1.2.0.post1.dev12+g0123abcd"],
 )  # fmt: skip
 def test_a_copy_is_kept_that_nobody_can_connect_to(version: str, other: Server) -> None:
     run(database.prepare(other.directory, "hindsight", None, {}))
@@ -1032,10 +1051,7 @@ def test_derived_tables_are_listed_and_not_compared() -> None:
             "CHECK (((a)::text = ANY ((ARRAY['x'::character varying, 'y'::character varying])::text[])))",
             "CHECK (((a)::text = ANY (ARRAY[('x'::character varying)::text, ('y'::character varying)::text])))",
         ),
-        ("WHERE (a > '2024-01-01'::timestamp with time zone)", "WHERE a > '2024-01-01'"),
-        ("CHECK ((a >= (0.0)::double precision))", "CHECK (a >= 0.0::double precision)"),
         ("'x'::character varying(10)", "'x'"),
-        ("SELECT a,\n    b", "SELECT a, b"),
     ],
 )  # fmt: skip
 def test_another_wording_of_the_same_definition_is_no_fault(one: str, other: str) -> None:
