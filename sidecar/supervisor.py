@@ -335,8 +335,9 @@ class Supervisor:
             raise error
 
     async def _take_volume(self) -> None:
-        volume.check_access(self._settings.volume)
+        # First: where the layout is wrong, the directory that is looked at is not the volume.
         volume.check_layout(self._settings.pgdata, ephemeral=self._settings.ephemeral)
+        volume.check_access(self._settings.volume)
         self._lock.acquire()
         self.administration.sweep_files()
         self.world.volume_held = True

@@ -101,7 +101,7 @@ def make_run_dir(run_dir: Path, account: Account | None) -> None:
                 f"the run directory {run_dir} is a link; HINDSIGHT_SIDECAR_RUN_DIR has to name a directory"
             )
         if account and status.st_uid == 0 and not any(run_dir.iterdir()):
-            os.chown(run_dir, account.uid, account.gid, follow_symlinks=False)
+            _give(run_dir, account)
             status = run_dir.lstat()
         if status.st_uid == owner:
             run_dir.chmod(0o700)
@@ -115,6 +115,16 @@ def make_run_dir(run_dir: Path, account: Account | None) -> None:
             f"the run directory {run_dir} belongs to uid {status.st_uid}, and this is {owner}; remove it, or set "
             "HINDSIGHT_SIDECAR_RUN_DIR to one of its own"
         )
+
+
+def _give(run_dir: Path, account: Account) -> None:
+    try:
+        os.chown(run_dir, account.uid, account.gid, follow_symlinks=False)
+    except PermissionError as error:
+        raise SettingsError(
+            f"this is root without the right to become {account.name} (uid {account.uid}); start the sidecar as another user "
+            "(--user 1000, runAsUser: 1000), or leave root the capabilities CHOWN, SETUID and SETGID"
+        ) from error
 
 
 def make_volume(volume: Path, account: Account) -> None:

@@ -60,6 +60,8 @@ def make(engine: Engine, suite: str, image: str) -> None:
         words = [program, "--variant=minbase", "--include=ca-certificates"]
         # A suite in development may lie on a mirror for longer than its release file is valid.
         words += ['--aptopt=Acquire::Check-Valid-Until "false"', "--quiet"]
+        # They are the machine's that it is made on.
+        words += ['--customize-hook=rm -f "$1/etc/hostname" "$1/etc/resolv.conf" "$1/etc/machine-id"']
         words += [f"--keyring={_DEFAULT_KEYRING}"] if _DEFAULT_KEYRING.is_file() else []
         ran = subprocess.run([*words, suite, tar, source], capture_output=True, text=True, check=False)
         if ran.returncode:

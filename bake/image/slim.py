@@ -49,7 +49,9 @@ LEFT_OUT = (
     Left("activation-scripts", ("../../../bin/[aA]ctivate*", "../../../install.log")),
 )
 # Compiled by the interpreter each time it is imported, which is seldom or never: its bytecode would be as large again.
-UNCOMPILED = re.compile(r"/(pandas|litellm/proxy|claude_agent_sdk|transformers/models/(?!auto/|bert/)[^/]+)/")
+UNCOMPILED = re.compile(
+    r"/(litellm/proxy|claude_agent_sdk|transformers/models/(?!(?:auto|bert|encoder_decoder|align)/)[^/]+)/"
+)
 
 
 def site_packages(environment: Path) -> Path:
@@ -106,19 +108,22 @@ def strip(packages: Path) -> int:
     return freed
 
 
-def compile_all(root: Path, installed_at: str | None = None) -> int:
+def compile_all(root: Path, installed_at: str | None = None, uncompiled: re.Pattern[str] | None = UNCOMPILED) -> int:
     """Write bytecode that is valid whatever happens to the sources' times, and return its bytes.
 
     An image's build may reset times, and a read-only root cannot mend bytecode that went stale.
     """
     for stale in list(root.rglob("__pycache__")):
         shutil.rmtree(stale)
+    # Bytecode that the compiling processes write for themselves meanwhile would be taken for done.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # Some packages ship templates and sources for other versions, which do not compile: quiet, and not a failure.
     compileall.compile_dir(
         root,
         maxlevels=64,
+        force=True,
         quiet=2,
-        rx=UNCOMPILED,
+        rx=uncompiled,
         workers=0,
         stripdir=str(root) if installed_at else None,
         prependdir=installed_at,
@@ -132,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("environment", type=Path)
     parser.add_argument("--bytecode-only", action="store_true", help="a directory of modules: compile them, keep all")
+    parser.add_argument("--all-bytecode", action="store_true", help="compile what is seldom imported too")
     parser.add_argument("--installed-at", help="where that directory will be, for tracebacks")
     parser.add_argument("--keep", action="append", default=[], choices=[left.name for left in LEFT_OUT])
     options = parser.parse_args(arguments)
@@ -145,11 +151,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.rmtree(stale)
     changes = {left.name: -remove(packages, left) for left in LEFT_OUT if left.name not in options.keep}
     changes["debugging-symbols"] = -strip(packages)
-    changes["bytecode"] = compile_all(packages)
+    changes["bytecode"] = compile_all(packages, uncompiled=None if options.all_bytecode else UNCOMPILED)
     for name, change in changes.items():
         sys.stdout.write(f"{change / _MEGABYTE:+9.1f} MB  {options.environment.name}: {name}\n")
     sys.stdout.write(f"{size(options.environment) / _MEGABYTE:9.1f} MB  {options.environment.name}\n")
 
 
 if __name__ == "__main__":
+    sys.dont_write_bytecode = True
     main()

@@ -192,7 +192,6 @@ def test_seldom_imported_packages_have_no_bytecode(tmp_path: Path) -> None:
         "transformers/pipelines/base.py",
     )
     left = (
-        "pandas/core/frame.py",
         "litellm/proxy/server.py",
         "claude_agent_sdk/client.py",
         "transformers/models/llama/modeling_llama.py",
@@ -202,6 +201,12 @@ def test_seldom_imported_packages_have_no_bytecode(tmp_path: Path) -> None:
     run(tmp_path / "env")
     assert [name for name in compiled if not bytecode(packages / name).is_file()] == []
     assert [name for name in left if bytecode(packages / name).exists()] == []
+
+
+def test_all_bytecode_where_it_is_wanted(tmp_path: Path) -> None:
+    packages = environment(tmp_path / "env", "transformers/models/llama/modeling_llama.py")
+    run(tmp_path / "env", "--all-bytecode")
+    assert bytecode(packages / "transformers/models/llama/modeling_llama.py").is_file()
 
 
 def test_a_name_that_only_begins_like_one_of_them_is_compiled(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_a_run_directory_of_someone_else_is_refused(tmp_path: Path, monkeypatch:
         make_run_dir(tmp_path / "run", None)
 
 
+def test_root_that_may_not_change_users_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    (tmp_path / "run").mkdir()
+    if os.geteuid() != 0:
+        monkeypatch.setattr(Path, "lstat", lambda _: os.stat_result((0o40755, 0, 0, 1, 0, 0, 0, 0, 0, 0)))
+    with pytest.raises(SettingsError, match=r"this is root without the right to become anna .*CHOWN, SETUID and SETGID"):
+        make_run_dir(tmp_path / "run", Account(1000, 1000, "anna"))
+
+
 def test_a_link_as_run_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
