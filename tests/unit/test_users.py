@@ -113,7 +113,9 @@ def test_root_that_may_not_change_users_is_told_so(tmp_path: Path, monkeypatch: 
     (tmp_path / "run").mkdir()
     if os.geteuid() != 0:
         monkeypatch.setattr(Path, "lstat", lambda _: os.stat_result((0o40755, 0, 0, 1, 0, 0, 0, 0, 0, 0)))
-    with pytest.raises(SettingsError, match=r"this is root without the right to become anna .*CHOWN, SETUID and SETGID"):
+    with pytest.raises(
+        SettingsError, match=r"this is root without the right to become anna .*CHOWN, SETUID and SETGID"
+    ):
         make_run_dir(tmp_path / "run", Account(1000, 1000, "anna"))
 
 
