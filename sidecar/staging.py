@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 from psycopg import sql
 
-from sidecar import contents, database, dump_file, dumping, verification
+from sidecar import contents, database, dump_file, dumping, log, verification
 from sidecar.api_environment import ROLE
 from sidecar.archive import Manifest
 from sidecar.contents import Contents
@@ -242,8 +243,10 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
 
 async def drop_whatever_happens(socket_dir: Path, name: str) -> None:
     """Drop it, also while this is being cancelled; what cannot be dropped now is named and dropped at the next start."""
-    with contextlib.suppress(Exception):
+    try:
         await asyncio.shield(asyncio.wait_for(drop(socket_dir, name), 20))
+    except (psycopg.Error, OSError, TimeoutError) as error:
+        log.get("staging").warning("a staged database was not dropped", database=name, error=str(error).strip())
 
 
 async def drop(socket_dir: Path, name: str) -> None:

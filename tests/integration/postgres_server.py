@@ -1,14 +1,15 @@
 """A bare PostgreSQL with pgvector, for tests that need neither the sidecar nor hindsight-api."""
 
+import asyncio
 import contextlib
 import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from harness import give_to_the_sidecar, reachable_directory, wait_for
@@ -21,6 +22,8 @@ from sidecar.programs import Programs
 
 UNPRIVILEGED = ["--reuid=hindsight", "--regid=hindsight", "--clear-groups"] if os.geteuid() == 0 else []
 ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+WITHIN = 60.0  # seconds, for what takes one or two
+T = TypeVar("T")
 # Nothing here has to outlive a crash of the machine.
 SETTINGS = {
     "listen_addresses": "",
@@ -34,6 +37,16 @@ SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
     "huge_pages": "off",
 }
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, within a limit."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(WITHIN):
+            return await work
+
+    return asyncio.run(bounded())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 from harness import reachable_directory, wait_for
-from postgres_server import Server, running_server
+from postgres_server import WITHIN, Server, run, running_server
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -42,7 +42,6 @@ BIGINT = f"bigint by 1 from 1 in 1..{2**63 - 1} cache 1 cycle f"
 INTEGER = f"integer by 1 from 1 in 1..{2**31 - 1} cache 1 cycle f"
 VERSIONS = {"sidecar": "0.1.0", "hindsight-api": "1.1.0"}
 MODEL = {"id": "BAAI/bge-small-en-v1.5", "dimension": 384}
-WITHIN = 60.0  # seconds, for what takes one or two
 LOOK = 0.01  # seconds between looks at another process
 T = TypeVar("T")
 
@@ -65,14 +64,6 @@ def dumps() -> Iterator[Path]:
 @pytest.fixture
 def operation() -> Operation:
     return Operation(Kind.DUMP)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(WITHIN):
-            return await work
-
-    return asyncio.run(bounded())
 
 
 async def until(condition: Callable[[], T]) -> T:

@@ -6,15 +6,15 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 import pytest
 from harness import reachable_directory, wait_for
-from postgres_server import ENV, Server, running_server
+from postgres_server import ENV, WITHIN, Server, run, running_server
 from psycopg import sql
 
 from sidecar import database, dump_file, dumping, moving, processes, staging, swapping, verification
@@ -32,8 +32,6 @@ REVISIONS = frozenset({"f00df00df00d", "beefbeefbeef"})
 VERSIONS = {"sidecar": "0.1.0", "hindsight-api": "1.1.0"}
 MACHINE = Machine(memory=1024 * MIB, cores=2)
 COMPRESSION, FORMAT, ARCHIVE_MINOR = 11, 10, 6  # where the header of a dump in custom format has them
-WITHIN = 60.0  # seconds, for what takes one or two
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +70,6 @@ def file() -> Iterator[Path]:
 @pytest.fixture
 def operation() -> Operation:
     return Operation(Kind.RESTORE)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(WITHIN):
-            return await work
-
-    return asyncio.run(bounded())
 
 
 def pg_dump(server: Server, file: Path, source: str = "hindsight", kind: str = "custom") -> Path:
