@@ -212,6 +212,33 @@ class Source:
                 self._client.call("DELETE", f"/v1/restores/{self._upload}")
 
 
+class ForeignCluster:
+    """What is adopted: the cluster at PGDATA that others made.
+
+    Attributes:
+        name: of it, for a person.
+        sha256: of nothing.
+
+    """
+
+    def __init__(self, client: Client, database: str | None, *, crashed: bool) -> None:
+        self._client = client
+        self._options = {"database": database, "crashed": crashed}
+        self.name = f"the cluster at {client.get('/v1/status')['health']['pgdata']}"
+        self.sha256 = ""
+
+    def begin(self, options: dict[str, bool], _tell: Tell) -> Json:
+        """Begin its adoption."""
+        chosen = {name: options[name] for name in ("dry_run", "force_model")}
+        return self._client.call("POST", "/v1/adoption", {**self._options, **chosen})
+
+    def keep(self, operation: Json) -> None:
+        """Remember nothing: a rehearsal keeps nothing."""
+
+    def discard(self) -> None:
+        """Remove nothing."""
+
+
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
     """Open a file with its length, or standard input, of which the first bytes are waited for: it may be a dump's."""
@@ -228,7 +255,7 @@ def _opened(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
         yield file, status.st_size or None  # a pipe or a device has none
 
 
-def restore(client: Client, source: Source, wanted: Wanted, console: Console) -> None:
+def restore(client: Client, source: Source | ForeignCluster, wanted: Wanted, console: Console) -> None:
     """Restore, after a rehearsal and a question; or at once with `yes`, or not at all with `dry_run`.
 
     Raises:
@@ -255,7 +282,9 @@ def restore(client: Client, source: Source, wanted: Wanted, console: Console) ->
     check(restored)
 
 
-def _show(operation: Json, source: Source, model: Json | None, console: Console, *, result: bool) -> None:
+def _show(
+    operation: Json, source: Source | ForeignCluster, model: Json | None, console: Console, *, result: bool
+) -> None:
     """Show a report; on standard error where another one is the result."""
 
     def lines() -> list[str]:
@@ -267,15 +296,23 @@ def _show(operation: Json, source: Source, model: Json | None, console: Console,
         console.result(operation | {"source_sha256": source.sha256}, lines)
 
 
-def _ask(client: Client, rehearsed: Json, source: Source, console: Console) -> None:
+def _ask(client: Client, rehearsed: Json, source: Source | ForeignCluster, console: Console) -> None:
     """Ask whether to replace what is served. Raises RefusedError where not."""
     if not console.is_terminal():
         raise RefusedError("nothing was replaced, since nobody can be asked here; add --yes to replace what is served")
+    memories = f"{rehearsed['report']['memories']} memories of {source.name}"
+    if isinstance(source, ForeignCluster):
+        console.aside(
+            f"\nNothing is served now; {memories} come into a new cluster. The old one is kept as it is, and its new name "
+            "is told afterwards."
+        )
+        console.check_agreed("Serve them?")
+        return
     served = client.get("/v1/status")["health"]["memory_count"]
     count = "an unknown number of" if served is None else served
     console.aside(
-        f"\n{count} memories are served now; {rehearsed['report']['memories']} memories of {source.name} come instead. The "
-        "database that is served now is kept, and its name is told afterwards."
+        f"\n{count} memories are served now; {memories} come instead. The database that is served now is kept, and its name "
+        "is told afterwards."
     )
     console.check_agreed("Replace them?")
 
@@ -307,9 +344,9 @@ def rollback(client: Client, name: str | None, console: Console, *, yes: bool) -
 
 
 def list_databases(client: Client, console: Console) -> None:
-    """Show the kept databases."""
+    """Show the kept databases and clusters."""
     found = client.get("/v1/databases")
-    console.result(found, lambda: reporting.database_lines(found["kept"]))
+    console.result(found, lambda: reporting.database_lines([*found["kept"], *found["clusters"]]))
 
 
 def drop_database(client: Client, name: str) -> None:

@@ -5,78 +5,38 @@ import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sidecar import (
     __version__,
+    adoption,
     archive,
     contents,
     dump_file,
     dumping,
+    foreign_cluster,
     log,
     moving,
-    sizing,
     source_url,
     staging,
     swapping,
     volume,
 )
+from sidecar.adoption import Adoption
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.archive import DUMP, Archive, Manifest
 from sidecar.dumping import Compression
 from sidecar.errors import RefusedError
-from sidecar.model import Identity, Model
-from sidecar.moving import Move, Served
+from sidecar.moving import Served
 from sidecar.operations import BusyError, Kind, Operation, Operations
-from sidecar.programs import Programs
+from sidecar.restoring import Parts, Restoring, Wish
 from sidecar.settings import Settings
 from sidecar.sizing import MIB
-from sidecar.staging import Checked, Staged
 
 INCOMING = ".incoming-"  # prefix of an upload; swept at the next start
 FILE = "upload"
 _MARGIN = 64 * MIB  # bytes that an upload leaves free
-
-
-class Parts(Served, Protocol):
-    """What of the supervisor is needed here."""
-
-    @property
-    def programs(self) -> Programs:
-        """PostgreSQL's programs; TransientError before there are any."""
-
-    @property
-    def model(self) -> Model:
-        """The model at hand; TransientError before it was read."""
-
-    @property
-    def known_revisions(self) -> frozenset[str]:
-        """The schema revisions that hindsight-api knows; TransientError before it was asked."""
-
-    @property
-    def versions(self) -> dict[str, str | None]:
-        """Versions of hindsight-api and postgres."""
-
-    async def recall(self, bank: str, text: str) -> float | None:
-        """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back."""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How a restore is wanted.
-
-    Attributes:
-        dry_run: stage and verify, report, and replace nothing.
-        discard_newer: what was stored since it began may stay in the old database alone.
-        force_model: serve memories that were embedded with another model.
-
-    """
-
-    dry_run: bool = False
-    discard_newer: bool = False
-    force_model: bool = False
 
 
 class Administration:
@@ -87,10 +47,13 @@ class Administration:
 
     """
 
-    def __init__(self, settings: Settings, parts: Parts) -> None:
+    def __init__(self, settings: Settings, parts: Parts, served: Served) -> None:
         self.operations = Operations()
         self._settings = settings
         self._parts = parts
+        self._served = served
+        self._restoring = Restoring(settings, parts, served)
+        self._adoption = Adoption(self._restoring)
         self._log = log.get("administration")
 
     @property
@@ -199,7 +162,7 @@ class Administration:
                 operation.report["upload"] = identifier
                 operation.enter("unpack")
                 file, manifest = await asyncio.to_thread(_unpack, directory)
-                await self._restore(file, manifest, wish, operation, f"upload {identifier}")
+                await self._restoring.restore(file, manifest, wish, operation, f"upload {identifier}")
                 done = True
             finally:
                 if not (wish.dry_run and done):
@@ -229,7 +192,7 @@ class Administration:
         found = self.open_dump(identifier)
 
         async def work(operation: Operation) -> None:
-            await self._restore(found.directory / DUMP, found.manifest, wish, operation, f"dump {identifier}")
+            await self._restoring.restore(found.directory / DUMP, found.manifest, wish, operation, f"dump {identifier}")
 
         return self.operations.start(Kind.RESTORE, work)
 
@@ -248,78 +211,32 @@ class Administration:
             try:
                 async with dumping.frozen(address) if freeze else contextlib.nullcontext():
                     fetched = await dumping.dump(address, programs, directory, operation, versions={}, model=None)
-                    await self._restore(fetched.directory / DUMP, fetched.manifest, wish, operation, source)
+                    await self._restoring.restore(fetched.directory / DUMP, fetched.manifest, wish, operation, source)
                     await _name_later_writes(address, fetched.manifest, operation)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
 
         return self.operations.start(Kind.MIGRATE, work)
 
-    async def _restore(
-        self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, source: str
-    ) -> None:
-        parts, socket_dir = self._parts, self._settings.run_dir
-        operation.enter("check")
-        checked = await staging.preflight(file, manifest, parts.programs, socket_dir, parts.known_revisions)
-        self._check_model(manifest, wish)
-        await self._check_room(checked)
-        operation.report |= _source_report(checked, source)
-        move = Move(socket_dir, parts, parts.recall, discard_newer=wish.discard_newer, force_model=wish.force_model)
-        if wish.dry_run:
-            staged = await self._stage(checked, operation)
-            await staging.drop(socket_dir, staged.name)
-            operation.report |= {"dry_run": True, "memories": staged.contents.memories}
-            return
-        origin = {
-            "operation": operation.name,
-            "source": source,
-            "memories": manifest.contents.memories if manifest else None,
-        }
-        model = parts.model.identity.to_json()
-        await moving.restore(checked, move, self._stage, operation, origin, model)
+    def adopt(self, name: str | None, wish: Wish, *, crashed: bool = False) -> Operation:
+        """Begin to bring in the memories of the cluster at PGDATA that others made; it is kept as it is, under another name.
 
-    async def _stage(self, checked: Checked, operation: Operation) -> Staged:
-        parts = self._parts
-        scratch = self._settings.run_dir / "scratch"
-        staged = await staging.stage(
-            checked, parts.programs, self._settings.run_dir, scratch, sizing.this_machine(), operation
-        )
-        dimension = parts.model.identity.dimension
-        others = {schema: found for schema, found in staged.contents.dimensions.items() if found not in (dimension, -1)}
-        if others:
-            await staging.drop(self._settings.run_dir, staged.name)
-            told = ", ".join(f"{found} in schema {schema}" for schema, found in others.items())
-            raise RefusedError(
-                f"the memories have {told} dimensions, and the model at hand {dimension}; use the model they were made with"
-            )
-        operation.report["memories"] = staged.contents.memories
-        return staged
+        `name` is its database; None where only one has memories. `crashed`: its server was killed, and is not running.
 
-    def _check_model(self, manifest: Manifest | None, wish: Wish) -> None:
-        if manifest is None or manifest.model is None or wish.force_model:
-            return
-        theirs = {name: manifest.model.get(name) for name in Identity.__dataclass_fields__}
-        mine = self._parts.model.identity
-        differences = [
-            f"{name}: {value!r}, not {theirs[name]!r}"
-            for name, value in mine.to_json().items()
-            if theirs[name] != value
-        ]
-        if differences:
-            raise RefusedError(
-                f"the memories were embedded with another model than the one at hand ({'; '.join(differences)}); recall would "
-                "return noise: use the image with that model (or force it, if the two are the same by another name)"
-            )
+        Raises:
+            BusyError, RefusedError.
+            BlockedError: the data directory cannot be looked at.
+            TransientError: the volume is not ours.
 
-    async def _check_room(self, checked: Checked) -> None:
-        """Refuse where it may not fit: some four times the compressed dump, with indexes and their log."""
-        wanted = 4 * checked.file.stat().st_size + _MARGIN
-        free = volume.free_bytes(self._settings.volume)
-        if free < wanted:
-            raise RefusedError(
-                f"restoring {checked.file.stat().st_size // MIB} MiB may take {wanted // MIB} MiB beside the live database, and "
-                f"{self._settings.volume} has {free // MIB} MiB free; delete old dumps or kept databases, or grow the volume"
-            )
+        """
+        self._parts.check_volume_held()
+        foreign = foreign_cluster.check(self._settings.pgdata, crashed=crashed)
+        foreign_cluster.check_room(foreign)
+
+        async def work(operation: Operation) -> None:
+            await self._adoption.adopt(foreign, name, wish, operation)
+
+        return self.operations.start(Kind.ADOPT, work)
 
     # Kept databases ---------------------------------------------------------------------------------------------
 
@@ -327,8 +244,17 @@ class Administration:
         """Return the databases that were served before, the latest first."""
         return await swapping.kept(self._settings.run_dir)
 
+    async def kept_clusters(self) -> list[swapping.Kept]:
+        """Return the data directories that were adopted from, the latest first."""
+        return await asyncio.to_thread(adoption.kept, self._settings.pgdata)
+
     async def drop_kept(self, name: str) -> None:
-        """Drop a kept database. Raises RefusedError."""
+        """Drop a kept database or data directory. Raises RefusedError, OSError."""
+        directory = adoption.find_kept(self._settings.pgdata, name)
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory)
+            self._log.warning("dropped a data directory that was kept", path=str(directory))
+            return
         await swapping.drop_kept(self._settings.run_dir, name)
 
     async def rollback(self, name: str | None) -> Operation:
@@ -344,20 +270,20 @@ class Administration:
             raise RefusedError(
                 f"no kept database {'is there' if name is None else name[:80]}; GET /v1/databases lists them"
             )
-        parts, socket_dir = self._parts, self._settings.run_dir
+        served, socket_dir = self._served, self._settings.run_dir
 
         async def work(operation: Operation) -> None:
             outgoing = swapping.kept_name()
             operation.enter("swap")
-            async with moving.served_again(parts, operation):
-                await parts.take_api_down(operation.name)
+            async with moving.served_again(served, operation):
+                await served.take_api_down(operation.name)
                 await swapping.exchange(socket_dir, chosen, outgoing)
                 operation.report |= {"served": chosen, "kept": outgoing}
                 try:
                     operation.enter("start hindsight-api")
-                    await parts.bring_api_up()
+                    await served.bring_api_up()
                 except BaseException:
-                    await moving.put_back(socket_dir, parts, outgoing, chosen, operation)
+                    await moving.put_back(socket_dir, served, outgoing, chosen, operation)
                     operation.report.clear()
                     raise
 
@@ -366,7 +292,13 @@ class Administration:
     # Beginning and end ------------------------------------------------------------------------------------------
 
     def sweep_files(self) -> None:
-        """Remove what an earlier sidecar left unfinished on the volume, each named in the log."""
+        """Remove what an earlier sidecar left unfinished on the volume, each named in the log.
+
+        Raises:
+            TransientError: a server of an earlier sidecar still works in some of it.
+            OSError: it cannot be removed.
+
+        """
         dumps = self.dumps_directory
         left = (
             [path for path in dumps.iterdir() if path.name.startswith((dumping.PARTIAL, INCOMING))]
@@ -379,6 +311,7 @@ class Administration:
             else:
                 path.unlink()
             self._log.warning("removed what was not finished", path=str(path))
+        adoption.sweep(self._settings.pgdata, self._log.warning)
 
     async def sweep_databases(self) -> None:
         """Drop databases that an earlier sidecar did not finish filling."""
@@ -415,22 +348,3 @@ def _unpack(directory: Path) -> tuple[Path, Manifest | None]:
     dump_file.read_header(file)  # says what it is, where it is no dump
     file.rename(directory / DUMP)
     return directory / DUMP, None
-
-
-def _source_report(checked: Checked, source: str) -> dict[str, Any]:
-    manifest, header = checked.manifest, checked.header
-    unproved = (
-        []
-        if manifest
-        else [
-            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is whole and loads without an error",
-            "the model that its memories were embedded with is not recorded in it",
-        ]
-    )
-    return {
-        "source": source,
-        "from": {"postgres": header.server, "pg_dump": header.pg_dump, "made": manifest.made.isoformat() if manifest else None,
-                 "versions": manifest.versions if manifest else None},
-        "model": manifest.model if manifest else None,
-        "unproved": unproved,
-    }  # fmt: skip

@@ -13,11 +13,12 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from sidecar import archive
-from sidecar.administration import Administration, Wish
+from sidecar.administration import Administration
 from sidecar.archive import Archive
 from sidecar.asgi import problem
-from sidecar.errors import RefusedError, TransientError
+from sidecar.errors import BlockedError, RefusedError, TransientError
 from sidecar.operations import BusyError, Operation
+from sidecar.restoring import Wish
 from sidecar.status import RETRY_AFTER
 
 TAR = "application/x-tar"
@@ -72,6 +73,15 @@ class MigrationBody(_Body):
     force_model: bool = False
 
 
+class AdoptionBody(_Body):
+    """How the cluster at PGDATA that others made is to be adopted."""
+
+    database: str | None = Field(default=None, max_length=63)
+    crashed: bool = False
+    dry_run: bool = False
+    force_model: bool = False
+
+
 class RollbackBody(_Body):
     """Which kept database to serve again; the latest where none is named."""
 
@@ -102,6 +112,10 @@ def add_handlers(app: FastAPI) -> None:
         answer = _problem(503, "Not now", str(error))
         answer.headers["Retry-After"] = str(RETRY_AFTER)
         return answer
+
+    @app.exception_handler(BlockedError)
+    def blocked(_: Request, error: BlockedError) -> JSONResponse:
+        return not_now(_, TransientError(f"{error.reason}: {error.detail}"))
 
     @app.exception_handler(psycopg.OperationalError)
     def no_database(_: Request, error: psycopg.OperationalError) -> JSONResponse:
@@ -171,15 +185,25 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
         wish = Wish(body.dry_run, body.discard_newer, body.force_model)
         return _begun(attach(request).migrate(body.source, wish, freeze=body.freeze))
 
+    @routes.post(
+        "/adoption", status_code=202, summary="Begin to bring in the memories of the foreign cluster at PGDATA"
+    )
+    async def adopt(request: Request, body: AdoptionBody | None = None) -> Response:
+        wanted = body or AdoptionBody()
+        wish = Wish(dry_run=wanted.dry_run, force_model=wanted.force_model)
+        return _begun(attach(request).adopt(wanted.database, wish, crashed=wanted.crashed))
+
     @routes.post("/rollback", status_code=202, summary="Serve a kept database again")
     async def rollback(request: Request, body: RollbackBody | None = None) -> Response:
         return _begun(await attach(request).rollback((body or RollbackBody()).database))
 
-    @routes.get("/databases", summary="The databases that were served before")
+    @routes.get("/databases", summary="The databases that were served before, and the clusters that were adopted from")
     async def databases(request: Request) -> dict[str, Any]:
-        return {"kept": [vars(one) for one in await attach(request).kept()]}
+        administration = attach(request)
+        clusters = await administration.kept_clusters()
+        return {"kept": [vars(one) for one in await administration.kept()], "clusters": [vars(one) for one in clusters]}
 
-    @routes.delete("/databases/{name}", status_code=204, summary="Drop a kept database")
+    @routes.delete("/databases/{name}", status_code=204, summary="Drop a kept database or cluster")
     async def drop_database(request: Request, name: str) -> None:
         await attach(request).drop_kept(name)
 

@@ -17,6 +17,7 @@ class Found(Enum):
 
     NOTHING = "nothing"
     CLUSTER = "cluster"
+    FOREIGN = "foreign"  # a whole cluster that this sidecar did not make
 
 
 class StillRunningError(TransientError):
@@ -25,10 +26,10 @@ class StillRunningError(TransientError):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is at PGDATA, as far as it may be used.
+    """What is at PGDATA.
 
     Attributes:
-        found: nothing yet, or a cluster of ours.
+        found: nothing yet, a cluster of ours, or one that others made.
         major: the cluster's PG_VERSION, None where there is no cluster.
 
     """
@@ -38,10 +39,27 @@ class Inspection:
 
 
 def inspect(pgdata: Path) -> Inspection:
-    """Look at the data directory without changing anything.
+    """Look at a data directory that is to be used, without changing anything.
 
     Raises:
-        BlockedError: `permissions`, `damaged-cluster` or `foreign-cluster`.
+        BlockedError: as `look`, and `foreign-cluster`.
+
+    """
+    seen = look(pgdata)
+    if seen.found is Found.FOREIGN:
+        raise BlockedError(
+            Reason.FOREIGN_CLUSTER,
+            f"PGDATA {pgdata} is a cluster of PostgreSQL {seen.major} that this sidecar did not make, and nothing in it was "
+            "touched; run `hindsight-sidecar adopt` to bring its memories over, or point PGDATA at another directory",
+        )
+    return seen
+
+
+def look(pgdata: Path) -> Inspection:
+    """Look at a data directory without changing anything.
+
+    Raises:
+        BlockedError: `permissions`, `volume-layout` or `damaged-cluster`.
 
     """
     try:
@@ -69,14 +87,7 @@ def inspect(pgdata: Path) -> Inspection:
             f"PGDATA {pgdata} holds {len(names)} entries ({', '.join(sorted(names)[:3])}) and no PG_VERSION; it is not a "
             "whole cluster and not ours to delete: move it away, or restore it",
         )
-    major = _major(pgdata)
-    if MARKER not in names:
-        raise BlockedError(
-            Reason.FOREIGN_CLUSTER,
-            f"PGDATA {pgdata} is a cluster of PostgreSQL {major} that this sidecar did not make, and nothing in it was "
-            "touched; run `hindsight-sidecar adopt` to bring its memories over, or point PGDATA at another directory",
-        )
-    return Inspection(Found.CLUSTER, major)
+    return Inspection(Found.CLUSTER if MARKER in names else Found.FOREIGN, _major(pgdata))
 
 
 def _not_ours(pgdata: Path) -> BlockedError:

@@ -244,6 +244,31 @@ def restore(
 
 
 @app.command()
+def adopt(
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="NAME", help="Its database, where several have memories.")
+    ] = None,
+    crashed: Annotated[
+        bool, typer.Option("--crashed", help="Its server was killed and runs nowhere: recover a copy.")
+    ] = False,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be; change nothing.")] = False,
+    force_model: Annotated[
+        bool, typer.Option("--force-model", help="Serve memories that were embedded with another model.")
+    ] = False,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the memories of a cluster at PGDATA that others made; it is kept as it is, under another name."""
+    from sidecar import administering  # noqa: PLC0415
+
+    wanted = administering.Wanted(yes, dry_run, discard_newer=False, force_model=force_model)
+    with _administration(url) as client:
+        source = administering.ForeignCluster(client, database, crashed=crashed)
+        administering.restore(client, source, wanted, administering.Console(as_json=as_json))
+
+
+@app.command()
 def verify(file: Annotated[str, typer.Argument(metavar="FILE")], as_json: Json = False) -> None:
     """Say what an archive holds and whether it is whole; needs no sidecar."""
     from sidecar import administering  # noqa: PLC0415
@@ -278,7 +303,7 @@ def databases(
     url: ControlUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List the databases that were served before, and are kept."""
+    """List the databases that were served before, and the clusters that were adopted from; all are kept."""
     from sidecar import administering  # noqa: PLC0415
 
     with _administration(url) as client:

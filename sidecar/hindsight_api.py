@@ -59,12 +59,26 @@ class HindsightApi(Component[ApiWatch]):
 
     def start(self, model: Model) -> None:
         """Start it with this model and begin to watch it."""
-        env = api_environment.build(
-            self._settings, model, self.installed, sizing.this_machine(), self._environ, self._identity
-        )
-        child = self._scripts.start("30-hindsight-api", "hindsight-api", env, signal.SIGKILL)
+        child = self._scripts.start("30-hindsight-api", "hindsight-api", self._environment(model), signal.SIGKILL)
         Path(f"/proc/{child.pid}/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
         self._begin(child)
+
+    def _environment(self, model: Model) -> dict[str, str]:
+        return api_environment.build(
+            self._settings, model, self.installed, sizing.this_machine(), self._environ, self._identity
+        )
+
+    async def similarities(self, model: Model, stored: list[tuple[str, list[float]]]) -> list[float]:
+        """Return how much vectors agree with fresh ones of their texts, as cosines; in a process of its own.
+
+        Raises:
+            TransientError: the model could not be loaded there.
+
+        """
+        scratch = self._settings.run_dir / "scratch"
+        return await upstream.similarities(
+            self.installed, stored, self._environment(model), scratch, self._settings.run_dir / "empty"
+        )
 
     def stop_watching(self) -> None:
         """Look no more."""

@@ -15,11 +15,16 @@ def installed() -> Path:
 
 
 class InitScripts:
-    """The init scripts of one directory, run in one working directory."""
+    """The init scripts of one directory, run in one working directory.
+
+    Attributes:
+        cwd: the working directory.
+
+    """
 
     def __init__(self, directory: Path, cwd: Path, child_log_level: str) -> None:
         self._directory = directory
-        self._cwd = cwd
+        self.cwd = cwd
         self._level = child_log_level
 
     def start(
@@ -44,4 +49,4 @@ class InitScripts:
                 hear(line)
 
         argv = [str(self._directory / script)]
-        return Child.start(component, argv, env=env, cwd=self._cwd, death_signal=death_signal, hear=pass_on)
+        return Child.start(component, argv, env=env, cwd=self.cwd, death_signal=death_signal, hear=pass_on)

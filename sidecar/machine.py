@@ -38,6 +38,7 @@ class Step(Enum):
     TAKE_VOLUME = "take the volume"
     PREPARE_CLUSTER = "prepare the cluster"
     START_POSTGRES = "start Postgres"
+    STOP_POSTGRES = "stop Postgres"
     CHECK_DATABASE = "check the database"
     KEEP_COPY = "keep a copy of the database"
     START_API = "start hindsight-api"
@@ -82,6 +83,7 @@ class World:
     ever_ready: bool = False
     maintenance: str | None = None  # the operation that memory calls wait for
     api_wanted: bool = True  # not while an operation exchanges the database
+    postgres_wanted: bool = True  # not while an operation exchanges the data directory
     no_space: str | None = None  # Postgres runs and cannot write; the sentence that says so
 
     def postgres_ended(self) -> None:
@@ -138,6 +140,8 @@ def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
     """Return the next step. The first thing that is missing is mended first: volume, cluster, Postgres, database, API."""
     if world.stopping:
         return Decision(Step.STOP)
+    if not world.postgres_wanted:
+        return _decide_all_down(world)
     if world.fault is not None and now < world.fault.until:
         return Decision(Step.WAIT, world.fault.until)
     if not world.volume_held:
@@ -153,6 +157,12 @@ def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
     if world.api is not Server.UP:
         return _decide_api(world, now, api_hung_after)
     return Decision(Step.WAIT) if world.proved else Decision(Step.PROVE)
+
+
+def _decide_all_down(world: World) -> Decision:
+    if world.api is not Server.DOWN:
+        return Decision(Step.STOP_API)
+    return Decision(Step.WAIT if world.postgres is Server.DOWN else Step.STOP_POSTGRES)
 
 
 def _decide_postgres(world: World, now: float) -> Decision:

@@ -9,23 +9,21 @@ from typing import Any, Protocol
 
 from psycopg import sql
 
-from sidecar import contents, database, staging, swapping, verification
+from sidecar import contents, database, swapping, verification
+from sidecar.agreement import AGREEMENT, SAMPLE
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.contents import Contents
 from sidecar.errors import RefusedError, TransientError, VerificationError
 from sidecar.operations import Operation
-from sidecar.staging import Checked, Staged
+from sidecar.staging import Staged
 
 # Traces of hindsight-api's own work: they change by themselves, and nobody was told that they are kept.
 _TRACES = frozenset({"llm_requests", "audit_log", "alembic_version", "webhook_deliveries"})
 _NAMED = 5
-_SAMPLE = 10  # memories that are asked for after a move
-# Median cosine of stored vectors and fresh ones of the bare texts. The same model gives 0.8 to 1, another one about 0.
-AGREEMENT = 0.6
 
 
 class Served(Protocol):
-    """What serves the database: the supervisor."""
+    """What serves the database: the supervisor, as far as operations may ask it."""
 
     async def take_api_down(self, operation: str) -> None:
         """Stop hindsight-api and keep it down."""
@@ -33,7 +31,13 @@ class Served(Protocol):
     async def bring_api_up(self) -> None:
         """Serve what has the name now; VerificationError where it cannot be."""
 
-    def maintenance_over(self) -> None:
+    async def take_postgres_down(self, operation: str) -> None:
+        """Stop both components and keep them down."""
+
+    async def bring_postgres_up(self) -> None:
+        """Run the data directory that is there now, without hindsight-api; VerificationError where it cannot be."""
+
+    def over(self) -> None:
         """Let memory calls through again."""
 
 
@@ -75,9 +79,7 @@ class Move:
             VerificationError: the new database could not be served as it is; the old one is served again.
 
         """
-        await _reset_tasks(self.socket_dir, staged.name)
-        expected = await read(self.socket_dir, staged.name)
-        await database.prepare(self.socket_dir, staged.name, model, origin)
+        expected = await finish(self.socket_dir, staged.name, origin, model)
         kept = swapping.kept_name()
         operation.enter("swap")
         async with served_again(self.served, operation):
@@ -86,7 +88,7 @@ class Move:
             await swapping.exchange(self.socket_dir, staged.name, kept)
             operation.report["kept"] = kept
             try:
-                await self._verify_served(expected, operation)
+                await self.verify_served(expected, operation)
             except BaseException:
                 await put_back(self.socket_dir, self.served, kept, staged.name, operation)
                 del operation.report["kept"]
@@ -102,7 +104,13 @@ class Move:
                 "alone; stop the writers and try again, or allow it with --discard-newer"
             )
 
-    async def _verify_served(self, expected: Contents, operation: Operation) -> None:
+    async def verify_served(self, expected: Contents, operation: Operation) -> None:
+        """Compare what is served with what it has to be, start hindsight-api on it, and recall some memories.
+
+        Raises:
+            VerificationError: it is not, or could not be served.
+
+        """
         operation.enter("verify again")
         comparison = verification.compare(expected, await read(self.socket_dir, DATABASE))
         if comparison.faults:
@@ -147,7 +155,7 @@ async def served_again(served: Served, operation: Operation) -> AsyncIterator[No
             await served.bring_api_up()
         raise
     finally:
-        served.maintenance_over()
+        served.over()
 
 
 async def put_back(socket_dir: Path, served: Served, kept: str, incoming: str, operation: Operation) -> None:
@@ -177,6 +185,14 @@ def newer_than(before: Contents, now: Contents) -> list[str]:
     return told
 
 
+async def finish(socket_dir: Path, name: str, origin: dict[str, Any], model: dict[str, Any] | None) -> Contents:
+    """Make a verified database one that can be served, and return what it holds then."""
+    await _reset_tasks(socket_dir, name)
+    held = await read(socket_dir, name)
+    await database.prepare(socket_dir, name, model, origin)
+    return held
+
+
 async def _reset_tasks(socket_dir: Path, name: str) -> None:
     """Let tasks that some worker had begun be taken up again: that worker is not here."""
     async with await database.connect(socket_dir, ROLE, name) as connection:
@@ -203,30 +219,6 @@ async def sample(socket_dir: Path) -> list[tuple[str, str]]:
             "SELECT bank_id AS bank, text FROM (SELECT bank_id, text, row_number() OVER (PARTITION BY bank_id ORDER BY md5(id::text)) AS n "
             "FROM public.memory_units WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000) AS picked "
             "ORDER BY n, bank_id LIMIT %s",
-            (_SAMPLE,),
+            (SAMPLE,),
         )
         return [(str(row["bank"]), str(row["text"])) for row in await cursor.fetchall()]
-
-
-async def restore(
-    checked: Checked,
-    move: Move,
-    stage: Callable[[Checked, Operation], Awaitable[Staged]],
-    operation: Operation,
-    origin: dict[str, Any],
-    model: dict[str, Any] | None,
-) -> None:
-    """Stage a dump, verify it, and serve it.
-
-    Raises:
-        RefusedError, VerificationError, ProgramError: as they say; the old database is served.
-
-    """
-    operation.enter("baseline")
-    before = await move.baseline()
-    staged = await stage(checked, operation)
-    try:
-        await move.swap(staged, before, origin, model, operation)
-    except BaseException:
-        await staging.drop_whatever_happens(move.socket_dir, staged.name)
-        raise

@@ -5,16 +5,21 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from sidecar import cluster, database, log, postgres_binaries, processes, sizing, users, volume
 from sidecar.child import Child
 from sidecar.component import Component
 from sidecar.errors import BlockedError, Reason, TransientError
 from sidecar.initscripts import InitScripts
+from sidecar.programs import Programs
 from sidecar.settings import Settings
+from sidecar.side_server import SideServer
 from sidecar.watch import NO_SPACE, PostgresWatch
 
 _ORPHAN_PATIENCE = 30.0  # seconds
+_STOP_PATIENCE = 60.0  # seconds for a fast shutdown on behalf of an operation
+_HARD_PATIENCE = 10.0  # seconds for an immediate one
 _ENOUGH = 32 * sizing.MIB  # bytes free that Postgres needs to go on, two segments of its log
 _NO_SPACE_SHOWN = 15.0  # seconds for which a want of space is told, where the free bytes do not show it (inodes, quota)
 
@@ -96,6 +101,19 @@ class Postgres(Component[PostgresWatch]):
         env = self._environment(self.binaries)
         self._begin(self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear))
 
+    async def stop(self) -> None:
+        """Shut it down fast, or hard where it does not end; the next start recovers from its log then."""
+        if self.child is None:
+            return
+        for number, patience in ((signal.SIGINT, _STOP_PATIENCE), (signal.SIGQUIT, _HARD_PATIENCE)):
+            self.child.send(number)
+            if await self.child.wait(patience) is not None:
+                return
+
+    def side_server(self, pgdata: Path, socket_dir: Path, binaries: postgres_binaries.Binaries) -> SideServer:
+        """Return how a server is run beside this one, on another data directory."""
+        return SideServer(pgdata, socket_dir, self.programs(binaries), self._scripts)
+
     def no_space(self, child: Child) -> BlockedError | None:
         """Return the reason where a child ended for want of space, None where it did not say so."""
         return self._found_no_space(child.name) if any(NO_SPACE in line for line in child.tail) else None
@@ -134,20 +152,21 @@ class Postgres(Component[PostgresWatch]):
         async with await database.connect(self._settings.run_dir, database.SUPERUSER) as connection:
             await connection.execute("CHECKPOINT")
 
-    def program_environment(self) -> dict[str, str]:
-        """Return what PostgreSQL's programs get, the server among them."""
-        return {
+    def programs(self, binaries: postgres_binaries.Binaries) -> Programs:
+        """Return how the programs of an installation are run here, the server among them."""
+        environment = {
             **self._identity,
             "PATH": "/usr/bin:/bin",
             "LC_ALL": "C.UTF-8",
             "TZ": self._timezone,
             "TMPDIR": str(self._settings.run_dir / "scratch"),
         }
+        return Programs(binaries, environment, self._scripts.cwd)
 
     def _environment(self, binaries: postgres_binaries.Binaries) -> dict[str, str]:
         settings = sizing.postgres_settings(sizing.this_machine())
         return {
-            **self.program_environment(),
+            **self.programs(binaries).environment,
             "PGDATA": str(self._settings.pgdata),
             "PG_BINDIR": str(binaries.bindir),
             "PG_SOCKET_DIR": str(self._settings.run_dir),

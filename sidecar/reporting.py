@@ -1,6 +1,7 @@
 """What the administration commands show: tables, a restore's report, and its line for a change log."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from sidecar.inspection import Inspection
 from sidecar.progress import duration, size
 
-KEPT = "hindsight_kept_"
+_TIME = re.compile(r".*(hindsight_kept_|\.kept-)")  # what comes before it in a kept one's name
 Json = Mapping[str, Any]
 
 
@@ -43,7 +44,7 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
     if operation["outcome"] != "done":
         comparison = report.get("comparison")
         return comparison_lines(comparison) if comparison and comparison["faults"] else []
-    lines = [f"source    {name}, sha256 {sha256}"]
+    lines = [f"source    {name}" + (f", sha256 {sha256}" if sha256 else "")]
     if origin := report.get("from"):
         versions = {"postgres": origin["postgres"], "pg_dump": origin["pg_dump"], **(origin["versions"] or {})}
         lines.append(f"made      {moment(origin['made'])}, by {_versions(versions)}")
@@ -52,6 +53,10 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
         lines += [f"noted     {note}" for note in comparison["notes"]]
     lines += _model_lines(report.get("model"), model)
     lines += [f"newer     {change}, since this began" for change in report.get("newer", [])]
+    if agreed := report.get("agreement"):
+        lines.append(
+            f"embedded  {agreed['memories']} memories anew, similarity to their stored vectors {agreed['median_similarity']} (median)"
+        )
     if recalled := report.get("recalled"):
         lines.append(
             f"recalled  {recalled['memories']} memories by their own texts, similarity {recalled['median_similarity']} (median)"
@@ -101,9 +106,11 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 def restored_line(operation: Json, name: str, sha256: str) -> str:
     """Return one line for a change log."""
     report = operation["report"]
+    source = f"{name} (sha256 {sha256})" if sha256 else name
+    what = "cluster" if operation["kind"] == "adopt" else "database"
     return (
-        f"{moment(operation['ended'])}: {report['memories']} memories restored from {name} (sha256 {sha256}); "
-        f"{_equal(report.get('comparison'))}; the old database is kept as {report['kept']}"
+        f"{moment(operation['ended'])}: {report['memories']} memories restored from {source}; "
+        f"{_equal(report.get('comparison'))}; the old {what} is kept as {report['kept']}"
     )
 
 
@@ -229,15 +236,15 @@ def inspection_lines(found: Inspection) -> list[str]:
 
 
 def database_lines(kept: Sequence[Json]) -> list[str]:
-    """Return the kept databases as a table."""
+    """Return the kept databases and clusters as a table."""
     rows = [(one["name"], served_until(one["name"]), size(one["size"])) for one in kept]
-    return columns([("database", "served until", "size"), *rows], right=(2,))
+    return columns([("kept", "served until", "size"), *rows], right=(2,))
 
 
 def served_until(name: str) -> str | None:
-    """Return when a kept database was served last, which its name says."""
+    """Return when a kept database or cluster was served last, which its name says."""
     try:
-        found = datetime.strptime(name.removeprefix(KEPT), "%Y%m%dt%H%M%Sz")  # noqa: DTZ007 - its z is UTC
+        found = datetime.strptime(_TIME.sub("", name), "%Y%m%dt%H%M%Sz")  # noqa: DTZ007 - its z is UTC
     except ValueError:
         return None
     return f"{found:%Y-%m-%d %H:%M} UTC"

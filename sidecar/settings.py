@@ -201,7 +201,7 @@ class Settings(BaseSettings):
                 )
             elif address is not None:
                 taken[address] = name.upper()
-        length = len(os.fsencode(self.run_dir / POSTGRES_SOCKET))
+        length = len(os.fsencode(self.side_directory / POSTGRES_SOCKET))
         if length > SOCKET_PATH_MAX:
             faults.append(
                 f"HINDSIGHT_SIDECAR_RUN_DIR makes a socket path of {length} bytes, and {SOCKET_PATH_MAX} are possible; "
@@ -219,6 +219,11 @@ class Settings(BaseSettings):
     def volume(self) -> Path:
         """The directory that is mounted; PGDATA is a subdirectory of it."""
         return self.pgdata.parent
+
+    @property
+    def side_directory(self) -> Path:
+        """Where the socket of a server beside the served one goes; the longest of our socket paths."""
+        return self.run_dir / "side"
 
     @property
     def control_socket(self) -> Path:

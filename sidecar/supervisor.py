@@ -10,24 +10,38 @@ from typing import Any
 import httpx2
 import psycopg
 
-from sidecar import api_environment, database, log, machine, model, swapping, upstream, users, volume
+from sidecar import (
+    api_environment,
+    cluster_exchange,
+    database,
+    log,
+    machine,
+    model,
+    postgres_binaries,
+    swapping,
+    upstream,
+    users,
+    volume,
+)
 from sidecar.administration import Administration
 from sidecar.child import Child
-from sidecar.errors import BlockedError, SidecarError, TransientError, VerificationError
+from sidecar.errors import BlockedError, RefusedError, SidecarError, TransientError
 from sidecar.hindsight_api import HindsightApi
 from sidecar.initscripts import InitScripts
 from sidecar.machine import Decision, Fault, Phase, Server, State, Step, World
+from sidecar.maintenance import Maintenance
+from sidecar.model import Model
 from sidecar.postgres import Postgres
 from sidecar.programs import Programs
 from sidecar.rehearsal import RehearsalError
 from sidecar.settings import Settings
+from sidecar.side_server import SideServer
 from sidecar.status import Status
 from sidecar.stopping import Stop, stop_children
 
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
 _REMIND = 60.0  # seconds between log lines that say why it is not ready
-_API_CRASHES = 2  # of hindsight-api after which a new database is given up
 _OPERATION_SHARE = 4  # of the time to stop, for an operation to clean up
 _CANCEL_PATIENCE = 0.5  # seconds for a step to end once cancelled; a server that hangs must not hold a stop up
 
@@ -62,10 +76,10 @@ class Supervisor:
         self._log = log.get("sidecar")
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
-        self._looked = asyncio.Condition()
+        self._maintenance = Maintenance(self.world, self._changed.set)
         self._lock = volume.VolumeLock(settings.volume)
         self._revisions: upstream.Revisions | None = None
-        self._model: model.Model | None = None
+        self._model: Model | None = None
         self._blocked_since: float | None = None
         self._told = time.monotonic()
         home = settings.run_dir / "home"
@@ -75,7 +89,7 @@ class Supervisor:
         runner = InitScripts(scripts, self._cwd, settings.child_log_level)
         changed = self._changed.set
         self._postgres = Postgres(settings, runner, self._identity, environ.get("TZ", "UTC"), changed)
-        self.administration = Administration(settings, self)
+        self.administration = Administration(settings, self, self._maintenance)
         self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
 
     def request_stop(self, why: str) -> None:
@@ -92,8 +106,7 @@ class Supervisor:
             while True:
                 self._changed.clear()
                 self._observe()
-                async with self._looked:
-                    self._looked.notify_all()
+                await self._maintenance.tell_looked()
                 now = time.monotonic()
                 decision = machine.decide(self.world, now, api_hung_after=self._settings.api_hung_after)
                 if decision.step is Step.STOP:
@@ -127,10 +140,10 @@ class Supervisor:
         binaries = self._postgres.binaries
         if binaries is None or self.world.postgres is not Server.UP or not self.world.database_checked:
             raise TransientError("Postgres is not ready; try again once the sidecar is")
-        return Programs(binaries, self._postgres.program_environment(), self._cwd)
+        return self._postgres.programs(binaries)
 
     @property
-    def model(self) -> model.Model:
+    def model(self) -> Model:
         """The model at hand. Raises TransientError before it was read."""
         if self._model is None:
             raise TransientError("the model was not looked at yet; try again once the sidecar is ready")
@@ -143,78 +156,58 @@ class Supervisor:
             raise TransientError("hindsight-api was not looked at yet; try again once the sidecar is ready")
         return self._revisions.known
 
+    def check_volume_held(self) -> None:
+        """Raise TransientError where the volume is not ours, or not yet."""
+        if not self.world.volume_held:
+            raise TransientError("this sidecar does not hold the volume; its state says why")
+
+    async def look_at_installed(self) -> None:
+        """Read the model and hindsight-api's revisions, also where nothing is served yet.
+
+        Raises:
+            BlockedError: `model-missing` or `model-changed`.
+            TransientError: hindsight-api did not answer.
+
+        """
+        self._model = self._read_model()
+        self._revisions = await self._read_revisions()
+
+    def side_server(self, pgdata: Path, socket_dir: Path, major: int | None) -> SideServer:
+        """Return how a server of this major is run beside the served one; any usable one where `major` is None.
+
+        Raises:
+            RefusedError: none is installed.
+
+        """
+        try:
+            binaries = postgres_binaries.choose(self._settings.pg_bindir, major)
+        except BlockedError as error:
+            raise RefusedError(error.detail) from error
+        return self._postgres.side_server(pgdata, socket_dir, binaries)
+
     @property
     def versions(self) -> dict[str, str | None]:
         """Versions of hindsight-api and postgres."""
         return self._status.picture.versions
 
+    async def similarities(self, stored: list[tuple[str, list[float]]]) -> list[float]:
+        """Embed texts anew, and return how much each agrees with its stored vector. Raises TransientError."""
+        return await self._api.similarities(self.model, stored)
+
     async def recall(self, bank: str, text: str) -> float | None:
         """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back."""
         return await self._api.recall(bank, text)
 
-    # What operations ask for ------------------------------------------------------------------------------------
-
-    async def take_api_down(self, operation: str) -> None:
-        """Stop hindsight-api and keep it down, for an operation that exchanges the database.
-
-        Raises:
-            TransientError: Postgres is not up, so nothing can be exchanged.
-
-        """
-        self.world.maintenance = operation
-        self.world.api_wanted = False
-        self._changed.set()
-        while self.world.api is not Server.DOWN:
-            await self._next_look()
-        if self.world.postgres is not Server.UP:
-            raise TransientError("Postgres is not up; try again once the sidecar is ready")
-
-    async def bring_api_up(self) -> None:
-        """Serve whatever database has the name now, and return once a memory was recalled from it.
-
-        A schema migration takes its time, so there is no limit but what the components themselves say.
-
-        Raises:
-            VerificationError: it cannot be served; the sentence is the state's.
-
-        """
-        world = self.world
-        world.database_exchanged()
-        world.api_wanted = True
-        crashes = world.api_restarts.total
-        self._changed.set()
-        while not (world.proved and world.api is Server.UP):
-            await self._next_look()
-            fault = world.fault
-            if fault is not None and fault.reason is not None:
-                raise VerificationError(f"the database cannot be served ({fault.reason}): {fault.detail}")
-            if world.api_restarts.total - crashes >= _API_CRASHES:
-                raise VerificationError("hindsight-api ends again and again with this database; its log lines say why")
-
-    def maintenance_over(self) -> None:
-        """Let memory calls through again."""
-        self.world.maintenance = None
-        self.world.api_wanted = True
-        self._changed.set()
-
-    async def _next_look(self) -> None:
-        """Wait until the loop has looked again. Raises TransientError where it does not turn any more."""
-        if self.world.stopping:
-            raise TransientError("the sidecar is stopping")
-        async with self._looked:
-            await self._looked.wait()
+    # What is seen -----------------------------------------------------------------------------------------------
 
     async def _end_operation(self) -> None:
         """End what runs; what it cannot clean up now is named and cleaned up at the next start."""
-        async with self._looked:
-            self._looked.notify_all()  # whoever waits for the loop learns that it has ended
+        await self._maintenance.tell_looked()  # whoever waits for the loop learns that it has ended
         try:
             async with asyncio.timeout(self._settings.stop_grace / _OPERATION_SHARE):
                 await self.administration.end()
         except TimeoutError:
             self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
-
-    # What is seen -----------------------------------------------------------------------------------------------
 
     def _observe(self) -> None:
         """Take what the watches and the children tell into the world, and the world into the picture."""
@@ -222,9 +215,11 @@ class Supervisor:
         world = self.world
         world.stopping = world.stopping or self._stop_asked.is_set()
         if (ended := self._postgres.forget()) is not None:
-            self._log.warning("postgres ended", pid=ended.pid, status=ended.returncode)
+            tell = self._log.warning if world.postgres_wanted else self._log.info
+            tell("postgres ended", pid=ended.pid, status=ended.returncode)
             world.postgres_ended()
-            world.postgres_restarts.record(now)
+            if world.postgres_wanted:
+                world.postgres_restarts.record(now)
             if (no_space := self._postgres.no_space(ended)) is not None:
                 self._fault(no_space)
         if (ended := self._api.forget()) is not None:
@@ -293,6 +288,7 @@ class Supervisor:
             Step.TAKE_VOLUME: self._take_volume,
             Step.PREPARE_CLUSTER: self._prepare_cluster,
             Step.START_POSTGRES: self._start_postgres,
+            Step.STOP_POSTGRES: self._postgres.stop,
             Step.CHECK_DATABASE: self._check_database,
             Step.KEEP_COPY: self._keep_copy,
             Step.START_API: self._start_api,
@@ -339,6 +335,8 @@ class Supervisor:
         volume.check_layout(self._settings.pgdata, ephemeral=self._settings.ephemeral)
         volume.check_access(self._settings.volume)
         self._lock.acquire()
+        if (old := cluster_exchange.finish(self._settings.pgdata)) is not None:
+            self._log.warning("finished an exchange of data directories", kept=old)
         self.administration.sweep_files()
         self.world.volume_held = True
 
@@ -353,14 +351,8 @@ class Supervisor:
         self._told_end(self._postgres.child)
 
     async def _check_database(self) -> None:
-        self._model = model.read(self._settings.model_dir, self._settings.flavor)
-        model.check_files(self._model)
-        if self._settings.reranker_dir is not None:
-            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
-        self._status.update(model=self._model.to_json())
-        if self._revisions is None:
-            env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-            self._revisions = await upstream.revisions(self.installed, env, self._cwd)
+        self._model = self._read_model()
+        self._revisions = await self._read_revisions()
         await database.check(self._settings.run_dir, self._model, self._revisions.known)
         self._status.update(origin=await database.origin(self._settings.run_dir))
         if self._settings.upgrade_copy:
@@ -368,6 +360,20 @@ class Supervisor:
         if self.administration.operations.current is None:
             await self.administration.sweep_databases()
         self.world.database_checked = True
+
+    def _read_model(self) -> Model:
+        found = model.read(self._settings.model_dir, self._settings.flavor)
+        model.check_files(found)
+        if self._settings.reranker_dir is not None:
+            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
+        self._status.update(model=found.to_json())
+        return found
+
+    async def _read_revisions(self) -> upstream.Revisions:
+        if self._revisions is not None:
+            return self._revisions
+        env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+        return await upstream.revisions(self.installed, env, self._cwd)
 
     async def _keep_copy(self) -> None:
         name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version)

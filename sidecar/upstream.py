@@ -1,6 +1,5 @@
 """hindsight-api as installed: its version, the schema revisions it knows, the names it reads."""
 
-import asyncio
 import functools
 import json
 import re
@@ -15,6 +14,8 @@ from sidecar.errors import SettingsError, TransientError
 
 _PROBE = Path(__file__).with_name("upstream_probe.py")
 _PROBE_TIME = 60.0  # seconds
+_EMBED = Path(__file__).with_name("upstream_embed.py")
+_EMBED_TIME = 300.0  # seconds; hindsight-api's own limit for loading a model
 _TRUE = frozenset({"true"})
 
 # name in /version: variable and default, read in hindsight_api/config.py (0.8.4 and 1.1.0)
@@ -116,25 +117,49 @@ async def revisions(upstream: Upstream, env: dict[str, str], cwd: Path) -> Revis
         TransientError: it did not answer.
 
     """
+    told = await _ask(upstream, _PROBE, str(upstream.package / "alembic"), env, cwd, _PROBE_TIME)
+    return Revisions(frozenset(told["known"]), frozenset(told["heads"]))
+
+
+async def similarities(
+    upstream: Upstream, stored: list[tuple[str, list[float]]], env: dict[str, str], scratch: Path, cwd: Path
+) -> list[float]:
+    """Embed texts as the installed package does, and return how much each agrees with its stored vector (cosines).
+
+    `env` is the environment that hindsight-api itself gets. It takes its model's memory for some seconds.
+
+    Raises:
+        TransientError: it did not answer.
+
+    """
+    asked = scratch / "stored-vectors.json"
+    asked.write_text(json.dumps(stored), encoding="utf-8")
+    try:
+        found: list[float] = await _ask(upstream, _EMBED, str(asked), env, cwd, _EMBED_TIME)
+    finally:
+        asked.unlink()
+    return found
+
+
+async def _ask(upstream: Upstream, script: Path, argument: str, env: dict[str, str], cwd: Path, patience: float) -> Any:  # noqa: ANN401 - JSON
+    """Run one of our scripts with the installed package's interpreter, and return the JSON of its last line."""
     child = Child.start(
-        "upstream-probe",
-        [str(upstream.python), "-I", str(_PROBE), str(upstream.package / "alembic")],
+        script.stem,
+        [str(upstream.python), "-I", str(script), argument],
         env=env,
         cwd=cwd,
         death_signal=signal.SIGKILL,
-        hear=log.get("upstream-probe").debug,
+        hear=log.get(script.stem).debug,
     )
     try:
-        code = await child.wait(_PROBE_TIME)
-    except asyncio.CancelledError:
-        child.kill_session()
-        await child.wait()
-        raise
-    child.kill_session()
+        # The first to go where memory is short: what it tells is worth less than what runs.
+        Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000", encoding="ascii")
+        code = await child.wait(patience)
+    finally:
+        if child.returncode is None:
+            child.kill_session()
+            await child.wait()
     lines = list(child.tail)
     if code != 0 or not lines:
-        raise TransientError(
-            f"hindsight-api's schema revisions could not be read (exit {code}): {' '.join(lines[-3:])}"
-        )
-    told = json.loads(lines[-1])
-    return Revisions(frozenset(told["known"]), frozenset(told["heads"]))
+        raise TransientError(f"hindsight-api's {script.stem} did not answer (exit {code}): {' '.join(lines[-3:])}")
+    return json.loads(lines[-1])

@@ -1,5 +1,6 @@
 """The volume: whether it can be used, and the lock that keeps every other sidecar off it."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -185,3 +186,22 @@ def free_bytes(volume: Path) -> int:
     """Return how many bytes an unprivileged process can still write to the volume."""
     status = os.statvfs(volume)
     return status.f_bavail * status.f_frsize
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def size(directory: Path) -> int:
+    """Return the bytes of all files below a directory, which may come and go meanwhile."""
+    total = 0
+    for path, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(path) / name).lstat().st_size
+    return total

@@ -382,3 +382,16 @@ def test_a_want_of_space_is_told_while_everything_runs() -> None:
     assert decide(world, 0.0, api_hung_after=60.0) == Decision(Step.WAIT)
     world.no_space = None
     assert state_of(world, 0.0) == State(Phase.READY)
+
+
+def test_for_an_exchange_of_data_directories_both_go_down_and_stay_down() -> None:
+    world = complete(fault=Fault(Reason.FOREIGN_CLUSTER, "made by others", 9.0))
+    world.postgres_wanted = world.api_wanted = False
+    assert decide(world, 0.0, api_hung_after=60.0).step is Step.STOP_API
+    world.api_ended()
+    assert decide(world, 0.0, api_hung_after=60.0).step is Step.STOP_POSTGRES
+    world.postgres_ended()
+    assert decide(world, 0.0, api_hung_after=60.0) == Decision(Step.WAIT)
+    world.postgres_wanted = True
+    world.fault = None
+    assert decide(world, 0.0, api_hung_after=60.0).step is Step.PREPARE_CLUSTER

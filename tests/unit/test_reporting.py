@@ -239,7 +239,12 @@ def test_one_operation_with_its_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("hindsight_kept_20261129t210305z", "2026-11-29 21:03 UTC"), ("hindsight_kept_by_hand", None)]
+    ("name", "text"),
+    [
+        ("hindsight_kept_20261129t210305z", "2026-11-29 21:03 UTC"),
+        ("pgdata.kept-20261129t210305z", "2026-11-29 21:03 UTC"),
+        ("hindsight_kept_by_hand", None),
+    ],
 )
 def test_when_a_kept_database_was_served_last(name: str, text: str | None) -> None:
     assert reporting.served_until(name) == text

@@ -108,7 +108,7 @@ def test_control_and_hindsight_api_stay_on_loopback_even_with_a_key(name: str, e
 
 
 def test_the_longest_possible_run_directory_is_one_that_a_socket_fits_in(environ: Environ) -> None:
-    fits = "/" + "r" * (SOCKET_PATH_MAX - len("//.s.PGSQL.5432"))
+    fits = "/" + "r" * (SOCKET_PATH_MAX - len("//side/.s.PGSQL.5432"))
     assert read(environ(HINDSIGHT_SIDECAR_RUN_DIR=fits)).run_dir == Path(fits)
     (fault,) = faults(environ(HINDSIGHT_SIDECAR_RUN_DIR=fits + "r"))
     assert "a socket path of 108 bytes, and 107 are possible" in fault

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError, TransientError
-from sidecar.upstream import Revisions, Upstream, expected_version_body, find, known_names, revisions
+from sidecar.upstream import Revisions, Upstream, expected_version_body, find, known_names, revisions, similarities
 
 Installed = Callable[..., Upstream]
 
@@ -66,8 +66,19 @@ def test_revisions_are_the_last_line_that_it_writes(installed: Installed, tmp_pa
 def test_revisions_that_could_not_be_read_are_tried_again(script: str, installed: Installed, tmp_path: Path) -> None:
     made = installed()
     fake_python(made, script)
-    with pytest.raises(TransientError, match="schema revisions could not be read"):
+    with pytest.raises(TransientError, match="hindsight-api's upstream_probe did not answer"):
         asyncio.run(revisions(made, {"PATH": os.defpath}, tmp_path))
+
+
+def test_similarities_are_asked_for_in_a_file_that_is_gone_afterwards(installed: Installed, tmp_path: Path) -> None:
+    made = installed()
+    fake_python(made, f"""cat "$3" > {tmp_path}/asked; echo '[0.9, 0.1]'""")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    found = asyncio.run(similarities(made, [("a", [1.0]), ("b", [0.5])], {"PATH": os.defpath}, scratch, tmp_path))
+    assert found == [0.9, 0.1]
+    assert (tmp_path / "asked").read_text() == '[["a", [1.0]], ["b", [0.5]]]'
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_question_that_is_given_up_leaves_no_process(installed: Installed, tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Reads the memories out of a cluster that lies at PGDATA and that others made: from a copy, so that it stays as it is."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg import sql
+
+from sidecar import cluster, database, dumping, processes, volume
+from sidecar.archive import Archive
+from sidecar.child import Child
+from sidecar.errors import RefusedError, SidecarError
+from sidecar.operations import Operation
+from sidecar.side_server import SideServer, SideServerError
+from sidecar.sizing import MIB
+
+_MARGIN = 256 * MIB  # bytes for the new cluster's own log and catalogs
+_LOOK = 0.5  # seconds between looks at how much is copied
+# On the copy alone: a superuser whose name is known. In one line, as single-user mode reads it.
+_OPEN_UP = (
+    "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'postgres') THEN CREATE ROLE postgres; END IF; "
+    "ALTER ROLE postgres SUPERUSER LOGIN CONNECTION LIMIT -1 VALID UNTIL 'infinity'; ALTER ROLE postgres RESET ALL; END $$"
+)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A cluster that others made. `size` is in bytes, of all its files."""
+
+    pgdata: Path
+    major: int
+    size: int
+
+
+def check(pgdata: Path, *, crashed: bool) -> Foreign:
+    """Look whether the cluster at PGDATA can be adopted, without touching anything.
+
+    `crashed` says that its server was killed, and that nothing runs on it: a copy is recovered then.
+
+    Raises:
+        RefusedError: it cannot, and the sentence says why.
+        BlockedError: it cannot be looked at.
+
+    """
+    seen = cluster.look(pgdata)
+    if seen.found is not cluster.Found.FOREIGN or seen.major is None:
+        what = "no cluster" if seen.found is cluster.Found.NOTHING else "this sidecar's own cluster"
+        raise RefusedError(f"PGDATA {pgdata} holds {what}; there is nothing to adopt")
+    alive = processes.postgres_in(pgdata)
+    if alive:
+        raise RefusedError(
+            f"PostgreSQL process {alive[0]} works in {pgdata}; stop that server first (pg_ctl stop -m fast)"
+        )
+    if (pgdata / cluster.PID_FILE).exists() and not crashed:
+        raise RefusedError(
+            f"{pgdata / cluster.PID_FILE} is there: its last server runs in another container, or was killed; stop it, and if "
+            "it is gone already, say so with --crashed (a copy is recovered; the original stays as it is)"
+        )
+    links = [path for path in (pgdata / "pg_wal", *(pgdata / "pg_tblspc").glob("*")) if path.is_symlink()]
+    if links:
+        raise RefusedError(
+            f"{links[0]} is a link to {links[0].readlink()}, and a cluster is copied as one directory; dump it with pg_dump -Fc "
+            "where it runs, and restore that file"
+        )
+    signals = [name for name in ("standby.signal", "recovery.signal") if (pgdata / name).exists()]
+    if signals:
+        raise RefusedError(
+            f"{pgdata / signals[0]} is there, so it is a standby or in the middle of a recovery; promote it first, or adopt its primary"
+        )
+    return Foreign(pgdata, seen.major, volume.size(pgdata))
+
+
+def check_room(foreign: Foreign) -> None:
+    """Refuse where copy, dump and new cluster may not fit. Raises RefusedError."""
+    wanted, free = foreign.size * 3 // 2 + _MARGIN, volume.free_bytes(foreign.pgdata.parent)
+    if free < wanted:
+        raise RefusedError(
+            f"a copy of {foreign.pgdata} and a new cluster may take {wanted // MIB} MiB, and {foreign.pgdata.parent} has "
+            f"{free // MIB} MiB free; free some or grow the volume"
+        )
+
+
+async def fetch(
+    foreign: Foreign, aside: SideServer, directory: Path, wanted: str | None, operation: Operation
+) -> Archive:
+    """Dump the memories of a foreign cluster into a new directory below `directory`, from a copy at `aside.pgdata`.
+
+    `wanted` names the database; None where it is the only one with memories.
+
+    Raises:
+        RefusedError: no database has memories, or several have and none is named; or its server cannot run on the copy.
+        SidecarError, psycopg.Error, OSError: it failed.
+
+    """
+    await _copy(foreign, aside, operation)
+    operation.enter("recover the copy")
+    try:
+        await aside.run_alone(_OPEN_UP)
+    except SideServerError as error:
+        raise RefusedError(f"{error}; nothing was touched") from error
+    async with aside.running(foreign=True):
+        name = await _choose(aside.socket_dir, wanted)
+        operation.report["database"] = name
+        address = dumping.local(aside.socket_dir, name, database.SUPERUSER)
+        return await dumping.dump(address, aside.programs, directory, operation, versions={}, model=None)
+
+
+async def _copy(foreign: Foreign, aside: SideServer, operation: Operation) -> None:
+    operation.enter("copy", foreign.size, "bytes")
+    # With reflinks, where the filesystem has them, this takes neither time nor space.
+    child = Child.start(
+        "cp",
+        ["/bin/cp", "-a", "--reflink=auto", "-T", "--", str(foreign.pgdata), str(aside.pgdata)],
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+        cwd=aside.programs.cwd,
+        death_signal=signal.SIGKILL,
+        hear=lambda _: None,
+    )
+    try:
+        async with _followed(aside.pgdata, operation):
+            code = await child.wait()
+    finally:
+        child.kill_session()
+        await child.wait()
+    if code != 0:
+        raise SidecarError(f"{foreign.pgdata} could not be copied: {' '.join(list(child.tail)[-3:])}")
+    for name in (cluster.PID_FILE, "postmaster.opts", "postgresql.auto.conf"):  # of the server that it was
+        (aside.pgdata / name).unlink(missing_ok=True)
+    aside.pgdata.chmod(0o700)
+
+
+@contextlib.asynccontextmanager
+async def _followed(directory: Path, operation: Operation) -> AsyncIterator[None]:
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            operation.done = await asyncio.to_thread(volume.size, directory)
+
+    task = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _choose(socket_dir: Path, wanted: str | None) -> str:
+    """Return the database that has the memories."""
+    async with await database.connect(socket_dir, database.SUPERUSER, "template1") as connection:
+        cursor = await connection.execute(
+            "SELECT datname AS name FROM pg_database WHERE NOT datistemplate AND datallowconn ORDER BY datname"
+        )
+        names = [str(row["name"]) for row in await cursor.fetchall()]
+    if wanted is not None and wanted not in names:
+        raise RefusedError(f"the cluster has no database {wanted[:80]!r}; it has {', '.join(names) or 'none'}")
+    counted = {name: await _memories(socket_dir, name) for name in ([wanted] if wanted is not None else names)}
+    found = {name: count for name, count in counted.items() if count is not None}
+    # An empty one is somebody's first try beside the real one.
+    best = {name: count for name, count in found.items() if count} or found
+    if len(best) == 1:
+        return next(iter(best))
+    if best:
+        told = ", ".join(f"{name} ({count})" for name, count in best.items())
+        raise RefusedError(f"several databases have memories: {told}; name one with --database")
+    raise RefusedError(
+        f"no database of the cluster has a table memory_units with embeddings (looked at: {', '.join(counted)}); "
+        "expected one of hindsight-api"
+    )
+
+
+async def _memories(socket_dir: Path, name: str) -> int | None:
+    """Count the memories of one database; None where it has no table for them."""
+    total: int | None = None
+    async with await database.connect(socket_dir, database.SUPERUSER, name) as connection:
+        for schema in await database.memory_schemas(connection):
+            query = sql.SQL("SELECT count(*) AS n FROM ONLY {}").format(sql.Identifier(schema, "memory_units"))
+            row = await (await connection.execute(query)).fetchone()
+            total = (total or 0) + (int(str(row["n"])) if row else 0)
+    return total

@@ -1,0 +1,248 @@
+"""Stages a dump, verifies it, and serves it: what every way of bringing memories in has in common."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sidecar import agreement, database, sizing, staging, volume
+from sidecar.api_environment import ROLE
+from sidecar.archive import Manifest
+from sidecar.errors import RefusedError, TransientError, VerificationError
+from sidecar.model import Identity, Model
+from sidecar.moving import Move, Served
+from sidecar.operations import Operation
+from sidecar.programs import Programs
+from sidecar.settings import Settings
+from sidecar.side_server import SideServer
+from sidecar.sizing import MIB
+from sidecar.staging import Checked, Staged
+
+_MARGIN = 64 * MIB  # bytes of the volume that stay free
+
+
+class Parts(Protocol):
+    """What of the supervisor is needed here."""
+
+    @property
+    def programs(self) -> Programs:
+        """PostgreSQL's programs; TransientError before there are any."""
+
+    @property
+    def model(self) -> Model:
+        """The model at hand; TransientError before it was read."""
+
+    @property
+    def known_revisions(self) -> frozenset[str]:
+        """The schema revisions that hindsight-api knows; TransientError before it was asked."""
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Versions of hindsight-api and postgres."""
+
+    def side_server(self, pgdata: Path, socket_dir: Path, major: int | None) -> SideServer:
+        """Return a server beside the served one; RefusedError where no installed PostgreSQL is of that major."""
+
+    def check_volume_held(self) -> None:
+        """Raise TransientError where the volume is not ours, or not yet."""
+
+    async def look_at_installed(self) -> None:
+        """Read the model and hindsight-api's revisions, also where nothing is served yet."""
+
+    async def similarities(self, stored: list[tuple[str, list[float]]]) -> list[float]:
+        """Embed texts anew, and return how much each agrees with its stored vector; TransientError where that failed."""
+
+    async def recall(self, bank: str, text: str) -> float | None:
+        """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a restore is wanted.
+
+    Attributes:
+        dry_run: stage and verify, report, and replace nothing.
+        discard_newer: what was stored since it began may stay in the old database alone.
+        force_model: serve memories that were embedded with another model.
+
+    """
+
+    dry_run: bool = False
+    discard_newer: bool = False
+    force_model: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server whose databases are filled: the served one, or one beside it.
+
+    Attributes:
+        socket_dir: of its socket.
+        programs: of its PostgreSQL.
+
+    """
+
+    socket_dir: Path
+    programs: Programs
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """Restores dumps into what one sidecar serves."""
+
+    settings: Settings
+    parts: Parts
+    served: Served
+
+    async def restore(
+        self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, source: str
+    ) -> None:
+        """Stage a dump beside what is served, verify it, and serve it instead; or stop before that in a dry run.
+
+        Raises:
+            RefusedError, VerificationError, ProgramError: as they say; what was served is served.
+
+        """
+        socket_dir = self.settings.run_dir
+        place = Place(socket_dir, self.parts.programs)
+        checked = await self.check(file, manifest, wish, operation, source, place)
+        if wish.dry_run:
+            staged = await self.stage(checked, wish, operation, place)
+            await staging.drop(socket_dir, staged.name)
+            operation.report["dry_run"] = True
+            return
+        move = self.move(wish, socket_dir)
+        operation.enter("baseline")
+        before = await move.baseline()
+        staged = await self.stage(checked, wish, operation, place)
+        try:
+            await move.swap(staged, before, self.origin(operation, source, manifest), self.model, operation)
+        except BaseException:
+            await staging.drop_whatever_happens(socket_dir, staged.name)
+            raise
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The identity of the model at hand."""
+        return self.parts.model.identity.to_json()
+
+    def move(self, wish: Wish, socket_dir: Path) -> Move:
+        """Return how what is staged comes to be served."""
+        return Move(
+            socket_dir,
+            self.served,
+            self.parts.recall,
+            discard_newer=wish.discard_newer,
+            force_model=wish.force_model,
+        )
+
+    @staticmethod
+    def origin(operation: Operation, source: str, manifest: Manifest | None) -> dict[str, Any]:
+        """Return what is noted in a database about where it came from."""
+        memories = manifest.contents.memories if manifest else None
+        return {"operation": operation.name, "source": source, "memories": memories}
+
+    async def check(
+        self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, source: str, place: Place
+    ) -> Checked:
+        """Look at a dump without touching anything. Raises RefusedError."""
+        operation.enter("check")
+        checked = await staging.preflight(file, manifest, place.programs, place.socket_dir, self.parts.known_revisions)
+        self._check_model(manifest, wish)
+        self._check_room(checked)
+        operation.report |= _source_report(checked, source)
+        return checked
+
+    async def stage(self, checked: Checked, wish: Wish, operation: Operation, place: Place) -> Staged:
+        """Fill a new database and verify it; it is dropped again where it is not what it has to be.
+
+        Raises:
+            RefusedError: its vectors have another dimension than the model at hand.
+            VerificationError: its vectors are not of that model, or it is not what its source held.
+            ProgramError, psycopg.Error: as `staging.stage`.
+
+        """
+        scratch = self.settings.run_dir / "scratch"
+        staged = await staging.stage(
+            checked, place.programs, place.socket_dir, scratch, sizing.this_machine(), operation
+        )
+        operation.report["memories"] = staged.contents.memories
+        try:
+            self._check_dimension(staged)
+            await self._check_agreement(staged, wish, operation, place)
+        except BaseException:
+            await staging.drop_whatever_happens(place.socket_dir, staged.name)
+            raise
+        return staged
+
+    def _check_dimension(self, staged: Staged) -> None:
+        dimension = self.parts.model.identity.dimension
+        others = {schema: found for schema, found in staged.contents.dimensions.items() if found not in (dimension, -1)}
+        if others:
+            told = ", ".join(f"{found} in schema {schema}" for schema, found in others.items())
+            raise RefusedError(
+                f"the memories have {told} dimensions, and the model at hand {dimension}; use the model they were made with"
+            )
+
+    async def _check_agreement(self, staged: Staged, wish: Wish, operation: Operation, place: Place) -> None:
+        operation.enter("embed a sample")
+        async with await database.connect(place.socket_dir, ROLE, staged.name) as connection:
+            try:
+                found = await agreement.measure(connection, self.parts.similarities)
+            except TransientError as error:  # such as too little memory for a second model beside hindsight-api's
+                operation.report["unproved"].append(
+                    f"no sample of its vectors could be embedded anew before the swap ({error}); after it, some memories are "
+                    "recalled by their own texts"
+                )
+                return
+        if found is None:
+            return
+        operation.report["agreement"] = found.to_json()
+        if found.fault is not None and not wish.force_model:
+            raise VerificationError(f"{found.fault}; use the image with that model (or force it)")
+
+    def _check_model(self, manifest: Manifest | None, wish: Wish) -> None:
+        if manifest is None or manifest.model is None or wish.force_model:
+            return
+        theirs = {name: manifest.model.get(name) for name in Identity.__dataclass_fields__}
+        mine = self.parts.model.identity
+        differences = [
+            f"{name}: {value!r}, not {theirs[name]!r}"
+            for name, value in mine.to_json().items()
+            if theirs[name] != value
+        ]
+        if differences:
+            raise RefusedError(
+                f"the memories were embedded with another model than the one at hand ({'; '.join(differences)}); recall would "
+                "return noise: use the image with that model (or force it, if the two are the same by another name)"
+            )
+
+    def _check_room(self, checked: Checked) -> None:
+        """Refuse where it may not fit: some four times the compressed dump, with indexes and their log."""
+        wanted = 4 * checked.file.stat().st_size + _MARGIN
+        free = volume.free_bytes(self.settings.volume)
+        if free < wanted:
+            raise RefusedError(
+                f"restoring {checked.file.stat().st_size // MIB} MiB may take {wanted // MIB} MiB beside the live database, and "
+                f"{self.settings.volume} has {free // MIB} MiB free; delete old dumps or kept databases, or grow the volume"
+            )
+
+
+def _source_report(checked: Checked, source: str) -> dict[str, Any]:
+    manifest, header = checked.manifest, checked.header
+    unproved = []
+    if manifest is None:
+        unproved.append(
+            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is whole and loads "
+            "without an error"
+        )
+    if manifest is None or manifest.model is None:
+        unproved.append(
+            "the model that its memories were embedded with is not recorded in it; a sample of them is embedded anew instead"
+        )
+    return {
+        "source": source,
+        "from": {"postgres": header.server, "pg_dump": header.pg_dump, "made": manifest.made.isoformat() if manifest else None,
+                 "versions": manifest.versions if manifest else None},
+        "model": manifest.model if manifest else None,
+        "unproved": unproved,
+    }  # fmt: skip
