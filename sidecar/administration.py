@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from sidecar import (
     dumping,
     log,
     moving,
+    schedule,
     sizing,
     source_url,
     staging,
@@ -26,11 +28,12 @@ from sidecar import (
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.archive import DUMP, Archive, Manifest
 from sidecar.dumping import Compression
-from sidecar.errors import RefusedError
+from sidecar.errors import RefusedError, TransientError
 from sidecar.model import Identity, Model
 from sidecar.moving import Move, Served
 from sidecar.operations import BusyError, Kind, Operation, Operations
 from sidecar.programs import Programs
+from sidecar.schedule import Made, Retention
 from sidecar.settings import Settings
 from sidecar.sizing import MIB
 from sidecar.staging import Checked, Staged
@@ -104,12 +107,17 @@ class Administration:
 
     # Dumps ------------------------------------------------------------------------------------------------------
 
-    def dump(self, compression: Compression = "gzip") -> Operation:
-        """Begin a dump of the served memories. Raises BusyError, TransientError."""
+    def dump(self, compression: Compression = "gzip", *, retention: Retention | None = None) -> Operation:
+        """Begin a dump of the served memories. Raises BusyError, TransientError.
+
+        One with a `retention` is scheduled: it is verified, and then those that a schedule keeps no longer are deleted.
+        """
         parts = self._parts
         programs, model, versions = parts.programs, parts.model, {"sidecar": __version__, **parts.versions}
 
         async def work(operation: Operation) -> None:
+            if retention is not None:
+                operation.report["scheduled"] = True
             made = await dumping.dump(
                 dumping.local(self._settings.run_dir, DATABASE, ROLE),
                 programs,
@@ -118,14 +126,38 @@ class Administration:
                 versions=versions,
                 model=model.identity.to_json(),
                 compression=compression,
+                scheduled=retention is not None,
             )
             operation.report |= {"dump": dict(archive.as_mapping(made))}
+            if retention is not None:
+                operation.enter("delete old dumps")
+                await asyncio.to_thread(self._retain, retention, made, operation)
 
         return self.operations.start(Kind.DUMP, work)
+
+    def _retain(self, retention: Retention, newest: Archive, operation: Operation) -> None:
+        """Delete what a schedule made and keeps no longer, the oldest first. Raises TransientError where that cannot be."""
+        deleted: list[str] = []
+        operation.report["deleted"] = deleted
+        for old in reversed(
+            schedule.superfluous(self.scheduled_dumps(), newest.manifest.id, datetime.now(UTC), retention)
+        ):
+            try:
+                dumping.delete(self.dumps_directory, old.id)
+            except OSError as error:
+                raise TransientError(
+                    f"the new dump {newest.manifest.id} is good, and the old one {old.id} cannot be deleted ({error}); "
+                    f"give {self.dumps_directory} and what is in it to the sidecar's user"
+                ) from error
+            deleted.append(old.id)
 
     def dumps(self) -> list[Archive]:
         """Return the dumps on the volume, the latest first."""
         return dumping.kept(self.dumps_directory)
+
+    def scheduled_dumps(self) -> list[Made]:
+        """Return the good dumps on the volume that a schedule made. Raises OSError."""
+        return [Made(one.manifest.id, one.manifest.made) for one in self.dumps() if one.manifest.scheduled]
 
     def open_dump(self, identifier: str) -> Archive:
         """Return one dump.
@@ -139,11 +171,9 @@ class Administration:
 
     def delete_dump(self, identifier: str) -> None:
         """Delete one dump. Raises RefusedError, FileNotFoundError."""
-        directory = self.dumps_directory / archive.check_id(identifier)
-        if not directory.is_dir():
+        if not (self.dumps_directory / archive.check_id(identifier)).is_dir():
             raise FileNotFoundError(identifier)
-        shutil.rmtree(directory)
-        archive.sync(self.dumps_directory)
+        dumping.delete(self.dumps_directory, identifier)
 
     # Restores ---------------------------------------------------------------------------------------------------
 

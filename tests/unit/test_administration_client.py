@@ -773,7 +773,7 @@ def test_lists(dumping: Fake) -> None:
         "GET /v1/databases": (200, {"kept": kept}),
         "GET /v1/operations": (200, {"operations": [operation(), operation(outcome="running")]}),
     }
-    assert run("dumps").stdout.splitlines()[1].startswith(f"{ID}  2026-11-29 21:03 UTC       369  3.0 MiB  1.1.0")
+    assert run("dumps").stdout.splitlines()[1].startswith(f"{ID}  2026-11-29 21:03 UTC  hand       369  3.0 MiB  1.1.0")
     assert json.loads(run("dumps", "--json").stdout) == {"dumps": [DUMP]}
     assert run("databases").stdout.splitlines()[1] == "hindsight_kept_20261129t210305z  2026-11-29 21:03 UTC  9.5 MiB"
     ended, still = run("operations").stdout.splitlines()[1:]
