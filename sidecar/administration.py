@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,6 +43,7 @@ from sidecar.staging import Checked, Staged
 INCOMING = ".incoming-"  # prefix of an upload; swept at the next start
 FILE = "upload"
 _MARGIN = 64 * MIB  # bytes that an upload leaves free
+_STALLED = 60.0  # seconds without a piece of an upload
 
 
 class Parts(Served, Protocol):
@@ -94,12 +97,18 @@ class Administration:
         self.operations = Operations()
         self._settings = settings
         self._parts = parts
+        self._last_piece = -math.inf  # monotonic seconds, of an upload that comes now
         self._log = log.get("administration")
 
     @property
     def dumps_directory(self) -> Path:
         """Where dumps are kept on the volume."""
         return self._settings.volume / "dumps"
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation runs, or an upload comes that will be one; an upload that has stalled holds nobody up."""
+        return self.operations.current is not None or time.monotonic() - self._last_piece < _STALLED
 
     def attach_to(self, app: Any) -> None:  # noqa: ANN401 - Starlette's state takes anything
         """Let the control API's endpoints find this one."""
@@ -195,6 +204,8 @@ class Administration:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        finally:
+            self._last_piece = -math.inf
         return identifier
 
     async def _write(self, body: AsyncIterator[bytes], path: Path, length: int | None) -> None:
@@ -202,6 +213,7 @@ class Administration:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             async for piece in body:
+                self._last_piece = time.monotonic()
                 received += len(piece)
                 await asyncio.to_thread(file.write, piece)
                 if received % (64 * MIB) < len(piece):

@@ -7,14 +7,16 @@ from typing import Any, Protocol
 
 from sidecar import log, schedule
 from sidecar.errors import TransientError
-from sidecar.operations import Operation, Operations, Outcome
+from sidecar.operations import Operation, Outcome
 from sidecar.schedule import Failure, Made, Record, Retention, Times
 
 
 class Dumping(Protocol):
     """What of the administration is needed here."""
 
-    operations: Operations
+    @property
+    def busy(self) -> bool:
+        """Whether an operation runs, or an upload for one comes."""
 
     def dump(self, *, retention: Retention) -> Operation:
         """Begin a scheduled dump. Raises BusyError, TransientError."""
@@ -60,7 +62,7 @@ class Scheduler:
             self._take(self._running, self._running.ended)
             self._running = None
         self._tell(next=self._times.after(now))
-        if not ready or self._administration.operations.current is not None:
+        if not ready or self._administration.busy:
             return
         success = self.record.success
         time = schedule.due(self._times, now, success and success.made, self._tried)

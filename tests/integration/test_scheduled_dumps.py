@@ -3,6 +3,7 @@
 The schedule's time comes once a year and not within months, so that what is made is what was missed, and nothing else.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from administrator import ask, finished
 from harness import RunningSidecar, call, give_to_the_sidecar, wait_for
@@ -139,6 +141,69 @@ def test_one_that_cannot_be_written_fails_in_plain_sight(make_sidecar: Callable[
     assert listed(sidecar) == {first: True}
     assert [event for event in sidecar.events() if event["event"].startswith("a scheduled dump failed")]
     assert len(begun(sidecar)) == 1  # and it is not tried again before the next time
+    assert sidecar.stop() == 0
+
+
+@contextlib.contextmanager
+def held_up(sidecar: RunningSidecar) -> Iterator[None]:
+    """Let no dump get on: pg_dump waits for a table that is locked, from before the sidecar is ready."""
+
+    def connect() -> psycopg.Connection | None:
+        with contextlib.suppress(psycopg.OperationalError):
+            return psycopg.connect(host=str(sidecar.run_dir), user="hindsight", dbname="hindsight")
+        return None
+
+    connection = wait_for(connect, 60, "Postgres up")
+    try:
+        connection.execute("LOCK TABLE public.held")
+        yield
+    finally:
+        connection.close()
+
+
+def running(sidecar: RunningSidecar) -> str | None:
+    """Return the id of the scheduled dump that runs."""
+    return next((str(one["id"]) for one in begun(sidecar) if one["outcome"] == "running"), None)
+
+
+def test_one_that_runs_is_an_operation_like_any_other_and_a_stop_ends_it(
+    make_sidecar: Callable[..., RunningSidecar],
+) -> None:
+    sidecar = make_sidecar(**SETTINGS).start_ready()
+    wait_for(lambda: ends(sidecar), 60, "a scheduled dump")
+    with psycopg.connect(
+        host=str(sidecar.run_dir), user="hindsight", dbname="hindsight", autocommit=True
+    ) as connection:
+        connection.execute("CREATE TABLE public.held ()")
+    (first,) = listed(sidecar)
+    assert sidecar.stop() == 0
+    first = age(sidecar, first)
+
+    sidecar.start()
+    with held_up(sidecar):
+        sidecar.wait_ready()
+        identifier = wait_for(lambda: running(sidecar), 30, "a scheduled dump that runs")
+        another = ask(sidecar, "POST", "/v1/dumps")
+        assert (another.status, another.json()["operation"]) == (409, identifier)
+        assert ask(sidecar, "DELETE", f"/v1/operations/{identifier}").json()["outcome"] == "cancelled"
+        wait_for(lambda: ends(sidecar), 30, "its end told")
+        assert ends(sidecar) == {"cancelled": 1}
+        assert "cancelled" in sidecar.health()["dumps"]["last_failure"]["reason"]
+        assert [path.name for path in (sidecar.volume / "dumps").iterdir()] == [first]
+        assert sidecar.stop() == 0
+
+    # What was cancelled counts as missed after the next start; a stop ends it as well, and leaves nothing.
+    sidecar.start()
+    with held_up(sidecar):
+        sidecar.wait_ready()
+        wait_for(lambda: running(sidecar), 30, "a scheduled dump that runs")
+        assert sidecar.stop() == 0
+        assert [path.name for path in (sidecar.volume / "dumps").iterdir()] == [first]
+
+    sidecar.start_ready()
+    wait_for(lambda: ends(sidecar), 60, "a scheduled dump")
+    assert ends(sidecar) == {"done": 1}
+    assert first not in listed(sidecar)
     assert sidecar.stop() == 0
 
 

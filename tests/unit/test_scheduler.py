@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -62,6 +62,10 @@ class Dumps:
         self.works = list(works)
         self.there = there or []
         self.begun: list[Retention] = []
+
+    @property
+    def busy(self) -> bool:
+        return self.operations.current is not None
 
     def dump(self, *, retention: Retention) -> Operation:
         operation = self.operations.start(Kind.DUMP, self.works.pop(0))
@@ -169,6 +173,32 @@ def test_what_is_not_so_now_is_tried_at_the_next_look() -> None:
         assert (scheduler.record.outcomes["done"], scheduler.record.failure) == (1, None)
 
     run(work())
+
+
+def test_an_upload_that_comes_is_not_turned_away_for_a_dump_that_began_meanwhile(
+    administration: Administration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("sidecar.administration.time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for seconds in (0.0, 30.0, 61.0):
+            yield b"piece"
+            now[0] += seconds
+            seen.append(administration.busy)
+
+    async def work() -> None:
+        administration.dumps_directory.parent.mkdir(exist_ok=True)
+        assert not administration.busy
+        await administration.receive(pieces(), 15)
+        assert not administration.busy  # from here on it is an operation
+        with pytest.raises(RefusedError):
+            await administration.receive(pieces(), 16)
+        assert not administration.busy
+
+    run(work())
+    assert seen == [True, True, False] * 2  # one that has stalled holds nobody up
 
 
 # How it went ---------------------------------------------------------------------------------------------------
