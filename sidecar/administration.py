@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from sidecar import (
     foreign_cluster,
     log,
     moving,
+    schedule,
     source_url,
     staging,
     swapping,
@@ -27,16 +31,18 @@ from sidecar.adoption import Adoption
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.archive import DUMP, Archive, Manifest
 from sidecar.dumping import Compression
-from sidecar.errors import RefusedError
+from sidecar.errors import RefusedError, TransientError
 from sidecar.moving import Served
 from sidecar.operations import BusyError, Kind, Operation, Operations
 from sidecar.restoring import Parts, Restoring, Wish
+from sidecar.schedule import Made, Retention
 from sidecar.settings import Settings
 from sidecar.sizing import MIB
 
 INCOMING = ".incoming-"  # prefix of an upload; swept at the next start
 FILE = "upload"
 _MARGIN = 64 * MIB  # bytes that an upload leaves free
+_STALLED = 60.0  # seconds without a piece of an upload
 
 
 class Administration:
@@ -54,6 +60,7 @@ class Administration:
         self._served = served
         self._restoring = Restoring(settings, parts, served)
         self._adoption = Adoption(self._restoring)
+        self._last_piece = -math.inf  # monotonic seconds, of an upload that comes now
         self._log = log.get("administration")
 
     @property
@@ -61,18 +68,28 @@ class Administration:
         """Where dumps are kept on the volume."""
         return self._settings.volume / "dumps"
 
+    @property
+    def busy(self) -> bool:
+        """Whether an operation runs, or an upload comes that will be one; an upload that has stalled holds nobody up."""
+        return self.operations.current is not None or time.monotonic() - self._last_piece < _STALLED
+
     def attach_to(self, app: Any) -> None:  # noqa: ANN401 - Starlette's state takes anything
         """Let the control API's endpoints find this one."""
         app.state.administration = self
 
     # Dumps ------------------------------------------------------------------------------------------------------
 
-    def dump(self, compression: Compression = "gzip") -> Operation:
-        """Begin a dump of the served memories. Raises BusyError, TransientError."""
+    def dump(self, compression: Compression = "gzip", *, retention: Retention | None = None) -> Operation:
+        """Begin a dump of the served memories. Raises BusyError, TransientError.
+
+        One with a `retention` is scheduled: it is verified, and then those that a schedule keeps no longer are deleted.
+        """
         parts = self._parts
         programs, model, versions = parts.programs, parts.model, {"sidecar": __version__, **parts.versions}
 
         async def work(operation: Operation) -> None:
+            if retention is not None:
+                operation.report["scheduled"] = True
             made = await dumping.dump(
                 dumping.local(self._settings.run_dir, DATABASE, ROLE),
                 programs,
@@ -81,14 +98,38 @@ class Administration:
                 versions=versions,
                 model=model.identity.to_json(),
                 compression=compression,
+                scheduled=retention is not None,
             )
             operation.report |= {"dump": dict(archive.as_mapping(made))}
+            if retention is not None:
+                operation.enter("delete old dumps")
+                await asyncio.to_thread(self._retain, retention, made, operation)
 
         return self.operations.start(Kind.DUMP, work)
+
+    def _retain(self, retention: Retention, newest: Archive, operation: Operation) -> None:
+        """Delete what a schedule made and keeps no longer, the oldest first. Raises TransientError where that cannot be."""
+        deleted: list[str] = []
+        operation.report["deleted"] = deleted
+        for old in reversed(
+            schedule.superfluous(self.scheduled_dumps(), newest.manifest.id, datetime.now(UTC), retention)
+        ):
+            try:
+                dumping.delete(self.dumps_directory, old.id)
+            except OSError as error:
+                raise TransientError(
+                    f"the new dump {newest.manifest.id} is good, and the old one {old.id} cannot be deleted ({error}); "
+                    f"give {self.dumps_directory} and what is in it to the sidecar's user"
+                ) from error
+            deleted.append(old.id)
 
     def dumps(self) -> list[Archive]:
         """Return the dumps on the volume, the latest first."""
         return dumping.kept(self.dumps_directory)
+
+    def scheduled_dumps(self) -> list[Made]:
+        """Return the good dumps on the volume that a schedule made. Raises OSError."""
+        return [Made(one.manifest.id, one.manifest.made) for one in self.dumps() if one.manifest.scheduled]
 
     def open_dump(self, identifier: str) -> Archive:
         """Return one dump.
@@ -102,11 +143,9 @@ class Administration:
 
     def delete_dump(self, identifier: str) -> None:
         """Delete one dump. Raises RefusedError, FileNotFoundError."""
-        directory = self.dumps_directory / archive.check_id(identifier)
-        if not directory.is_dir():
+        if not (self.dumps_directory / archive.check_id(identifier)).is_dir():
             raise FileNotFoundError(identifier)
-        shutil.rmtree(directory)
-        archive.sync(self.dumps_directory)
+        dumping.delete(self.dumps_directory, identifier)
 
     # Restores ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +167,8 @@ class Administration:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        finally:
+            self._last_piece = -math.inf
         return identifier
 
     async def _write(self, body: AsyncIterator[bytes], path: Path, length: int | None) -> None:
@@ -135,6 +176,7 @@ class Administration:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             async for piece in body:
+                self._last_piece = time.monotonic()
                 received += len(piece)
                 await asyncio.to_thread(file.write, piece)
                 if received % (64 * MIB) < len(piece):

@@ -41,6 +41,7 @@ class Manifest:
         model: identity of the embedding model; None where the database had none recorded.
         contents: what the database held in that snapshot.
         size, sha256: of the dump.
+        scheduled: whether a schedule made it, and may delete it again.
 
     """
 
@@ -52,6 +53,7 @@ class Manifest:
     contents: Contents
     size: int
     sha256: str
+    scheduled: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the manifest's file."""
@@ -62,6 +64,7 @@ class Manifest:
             "made": self.made.isoformat(timespec="milliseconds"),
             "versions": self.versions,
             "compression": self.compression,
+            "scheduled": self.scheduled,
             "model": self.model,
             "memories": self.contents.memories,
             "contents": self.contents.to_json(),
@@ -111,6 +114,7 @@ class Manifest:
             contents=Contents.from_json(told["contents"]),
             size=size,
             sha256=str(told["dump"]["sha256"]),
+            scheduled=told.get("scheduled") is True,  # archives of before there were schedules do not say
         )
 
 
@@ -220,9 +224,14 @@ def finish(directory: Path, manifest: Manifest) -> Archive:
     """
     _write(directory / MANIFEST, manifest.to_bytes())
     archive = Archive.open(directory)
-    _write(directory / CHECKSUM, f"{archive.hash()}  {manifest.id}.tar\n".encode())
+    _write(directory / CHECKSUM, _checksum_line(archive))
     sync(directory)
     return archive
+
+
+def _checksum_line(archive: Archive) -> bytes:
+    """Return what sha256sum would say of the tar; reads all of it."""
+    return f"{archive.hash()}  {archive.manifest.id}.tar\n".encode()
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -238,6 +247,35 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_back(directory: Path) -> Archive:
+    """Read a dump that was just written once more, all of it and from the disk, and compare it with what was to be written.
+
+    Raises:
+        RefusedError: it is another one.
+        OSError: it cannot be read.
+
+    """
+    for name in (MANIFEST, DUMP, CHECKSUM):
+        _forget(directory / name)
+    found = Archive.open(directory)
+    seen = hash_file(directory / DUMP)
+    if seen != found.manifest.sha256:
+        raise RefusedError(f"{DUMP} has sha256 {seen}, and its manifest says {found.manifest.sha256}")
+    line = _checksum_line(found)
+    if (said := (directory / CHECKSUM).read_bytes()) != line:
+        raise RefusedError(f"{CHECKSUM} says {said[:80]!r}, and the archive's is {line!r}")
+    return found
+
+
+def _forget(path: Path) -> None:
+    """Let the system forget what it has of a file in memory, so that it is read from the disk; some filesystems do not."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
@@ -361,4 +399,5 @@ def as_mapping(archive: Archive) -> Mapping[str, Any]:
         "versions": manifest.versions,
         "model": manifest.model,
         "compression": manifest.compression,
+        "scheduled": manifest.scheduled,
     }

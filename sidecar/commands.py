@@ -104,6 +104,10 @@ def status(as_json: Json = False) -> None:
         fault = f", {component['fault']}" if component.get("fault") else ""
         typer.echo(f"{name:<13} {component['state']}, pid {component['pid']}, {component['restarts']} restarts{fault}")
     typer.echo(f"memories  {seen['memory_count']} in {seen['pgdata']}")
+    if seen.get("dumps"):
+        from sidecar import reporting  # noqa: PLC0415
+
+        typer.echo("\n".join(reporting.schedule_lines(seen["dumps"])))
     model = seen["model"]
     if model:
         typer.echo(

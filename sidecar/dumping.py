@@ -13,10 +13,10 @@ import psycopg
 from psycopg import IsolationLevel, sql
 from psycopg.rows import dict_row
 
-from sidecar import archive, contents, volume
+from sidecar import archive, contents, dump_file, volume
 from sidecar.archive import DUMP, Archive, Manifest
 from sidecar.database import SCHEMA, Connection
-from sidecar.errors import RefusedError
+from sidecar.errors import RefusedError, VerificationError
 from sidecar.operations import Operation
 from sidecar.programs import Programs
 from sidecar.sizing import MIB
@@ -84,11 +84,15 @@ async def dump(
     versions: Mapping[str, str | None],
     model: dict[str, Any] | None,
     compression: Compression = "gzip",
+    scheduled: bool = False,
 ) -> Archive:
     """Dump a database into a new directory below `dumps`, which appears there whole or not at all.
 
+    One that is scheduled, which nobody may look at before it is needed, is read again before it appears.
+
     Raises:
         RefusedError: there is not enough space.
+        VerificationError: what was written is not what is there now.
         ProgramError, psycopg.Error, OSError: it failed; nothing is left but a directory that the next start sweeps.
 
     """
@@ -111,8 +115,12 @@ async def dump(
             contents=found,
             size=(partial / DUMP).stat().st_size,
             sha256=await asyncio.to_thread(archive.hash_file, partial / DUMP),
+            scheduled=scheduled,
         )
         await asyncio.to_thread(_finish, partial, manifest)
+        if scheduled:
+            operation.enter("verify", manifest.size, "bytes")
+            await verify(partial, programs)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -126,6 +134,25 @@ def _finish(partial: Path, manifest: Manifest) -> None:
     (partial / DUMP).chmod(0o600)
     archive.sync(partial / DUMP)
     archive.finish(partial, manifest)
+
+
+async def verify(directory: Path, programs: Programs) -> None:
+    """Read a dump that was just written again: its bytes against the manifest, and all of it as a restore would.
+
+    Raises:
+        VerificationError: it is not whole, or not what was written.
+        OSError: it cannot be read.
+
+    """
+    try:
+        await asyncio.to_thread(archive.read_back, directory)
+        dump_file.read_header(directory / DUMP)
+        await dump_file.read_through(directory / DUMP, programs)
+    except RefusedError as error:
+        raise VerificationError(
+            f"the dump was written, and what is on the disk is not what was written, so it was removed ({error}); look at "
+            "the volume's disk"
+        ) from error
 
 
 async def _check_space(connection: Connection, dumps: Path) -> None:
@@ -226,3 +253,11 @@ def kept(dumps: Path) -> list[Archive]:
         except (RefusedError, OSError):
             continue
     return found
+
+
+def delete(dumps: Path, identifier: str) -> None:
+    """Delete a finished dump; what an end in the middle of it leaves is swept at the next start. Raises OSError."""
+    going = dumps / f"{PARTIAL}{identifier}"
+    (dumps / identifier).rename(going)
+    archive.sync(dumps)
+    shutil.rmtree(going)

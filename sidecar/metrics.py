@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sidecar import __version__
 from sidecar.machine import Phase
+from sidecar.schedule import Record
 from sidecar.status import Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,6 +50,29 @@ class _StatusCollector(Collector):
             model = InfoMetricFamily(f"{_PREFIX}_model", "Identity of the embedding model in use.")
             model.add_metric([], {name: str(value) for name, value in picture.model.items()})
             yield model
+        if picture.dumps is not None:
+            yield from _dumps(picture.dumps)
+
+
+def _dumps(record: Record) -> Iterator[Metric]:
+    outcomes = CounterMetricFamily(
+        f"{_PREFIX}_scheduled_dumps", "How scheduled dumps ended since this start.", labels=["outcome"]
+    )
+    for outcome, count in record.outcomes.items():
+        outcomes.add_metric([outcome], count)
+    yield outcomes
+    if record.success is not None:
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_scheduled_dump_last_success_timestamp_seconds",
+            "When the latest good scheduled dump was made.",
+            value=record.success.made.timestamp(),
+        )
+    if record.failure is not None:
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_scheduled_dump_last_failure_timestamp_seconds",
+            "When a scheduled dump failed last since this start.",
+            value=record.failure.time.timestamp(),
+        )
 
 
 class Metrics:

@@ -145,7 +145,7 @@ def rolled_back_line(operation: Json) -> str:
 
 def dump_lines(dumps: Sequence[Json]) -> list[str]:
     """Return the dumps of a volume as a table."""
-    head = ("id", "made", "memories", "size", "hindsight-api", "postgres", "sha256")
+    head = ("id", "made", "by", "memories", "size", "hindsight-api", "postgres", "sha256")
     return columns(
         [
             head,
@@ -153,6 +153,7 @@ def dump_lines(dumps: Sequence[Json]) -> list[str]:
                 (
                     one["id"],
                     moment(one["made"]),
+                    "schedule" if one.get("scheduled") else "hand",
                     one["memories"],
                     size(one["size"]),
                     one["versions"].get("hindsight-api"),
@@ -162,8 +163,16 @@ def dump_lines(dumps: Sequence[Json]) -> list[str]:
                 for one in dumps
             ),
         ],
-        right=(2, 3),
+        right=(3, 4),
     )
+
+
+def schedule_lines(dumps: Json) -> list[str]:
+    """Return what `/health` says of scheduled dumps."""
+    success, failure = dumps["last_success"], dumps["last_failure"]
+    good = f"latest {moment(success['time'])}, {success['id']}" if success else "none yet"
+    lines = [f"dumps     {good}; next {moment(dumps['next'])}"]
+    return [*lines, f"          last failure {moment(failure['time'])}: {failure['reason']}"] if failure else lines
 
 
 def operation_lines(operations: Sequence[Json]) -> list[str]:

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -13,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from sidecar import environment, paths
 from sidecar.errors import SettingsError
+from sidecar.schedule import Times
 
 SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path, less the terminating NUL
 POSTGRES_SOCKET = ".s.PGSQL.5432"
@@ -65,6 +67,12 @@ def _blank_is_none(value: object) -> object:
     return None if value == "" else value
 
 
+def _parse_schedule(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return Times.parse(value, datetime.now(UTC)).expression if value.strip() else None
+
+
 def _readable(value: object) -> object:
     if isinstance(value, SettingsError):
         raise ValueError(str(value))  # noqa: TRY004 - pydantic collects these
@@ -79,7 +87,8 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parse_names)]
 Secret = Annotated[SecretStr | None, BeforeValidator(_readable)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_none)]
 OptionalSeconds = Annotated[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, BeforeValidator(_blank_is_none)]
-
+OptionalDays = Annotated[Annotated[float, Field(gt=0, le=36500)] | None, BeforeValidator(_blank_is_none)]
+OptionalSchedule = Annotated[str | None, BeforeValidator(_parse_schedule)]
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -138,6 +147,10 @@ class Settings(BaseSettings):
     tokenizer_dir: OptionalPath = None
     pass_env: Names = ()
     upgrade_copy: bool = True
+
+    dump_schedule: OptionalSchedule = None
+    dump_keep: int = Field(default=7, ge=1)
+    dump_keep_days: OptionalDays = None
 
     stop_grace: float = Field(default=9.0, ge=1, le=600)
     blocked_exit_after: OptionalSeconds = None

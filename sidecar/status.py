@@ -8,6 +8,7 @@ from typing import Any
 
 from sidecar import __version__
 from sidecar.machine import Phase, State
+from sidecar.schedule import Record
 
 STALE_AFTER = 3.0  # seconds; an older sample proves nothing any more
 RETRY_AFTER = 2  # seconds, what a refused client is told
@@ -29,6 +30,7 @@ class Picture:
         ever_ready: whether this start was ready once.
         pgdata: where the memories are.
         origin: where the served database came from, None where it grew here.
+        dumps: the schedule of dumps and how it goes, None where there is none.
 
     """
 
@@ -44,6 +46,7 @@ class Picture:
     ever_ready: bool = False
     pgdata: str = ""
     origin: dict[str, Any] | None = None
+    dumps: Record | None = None
 
 
 class Status:
@@ -97,4 +100,5 @@ class Status:
             "memory_count": picture.memory_count,
             "pgdata": picture.pgdata,
             "origin": picture.origin,
+            "dumps": picture.dumps and picture.dumps.to_json(),
         }

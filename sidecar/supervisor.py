@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from sidecar.model import Model
 from sidecar.postgres import Postgres
 from sidecar.programs import Programs
 from sidecar.rehearsal import RehearsalError
+from sidecar.schedule import Retention, Times
+from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
 from sidecar.side_server import SideServer
 from sidecar.status import Status
@@ -90,6 +93,10 @@ class Supervisor:
         changed = self._changed.set
         self._postgres = Postgres(settings, runner, self._identity, environ.get("TZ", "UTC"), changed)
         self.administration = Administration(settings, self, self._maintenance)
+        self._scheduler: Scheduler | None = None
+        if settings.dump_schedule is not None:
+            retention = Retention(settings.dump_keep, settings.dump_keep_days)
+            self._scheduler = Scheduler(Times(settings.dump_schedule), retention, self.administration)
         self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
 
     def request_stop(self, why: str) -> None:
@@ -106,6 +113,7 @@ class Supervisor:
             while True:
                 self._changed.clear()
                 self._observe()
+                self._look_at_schedule()
                 await self._maintenance.tell_looked()
                 now = time.monotonic()
                 decision = machine.decide(self.world, now, api_hung_after=self._settings.api_hung_after)
@@ -262,6 +270,11 @@ class Supervisor:
             self._first_ready = None
         self._blocked_since = (self._blocked_since or now) if state.phase is Phase.BLOCKED else None
 
+    def _look_at_schedule(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.look(datetime.now(UTC), ready=self._status.ready)
+            self._status.update(dumps=self._scheduler.record)
+
     def _fault(self, error: SidecarError) -> None:
         now = time.monotonic()
         if isinstance(error, BlockedError):
@@ -338,6 +351,8 @@ class Supervisor:
         if (old := cluster_exchange.finish(self._settings.pgdata)) is not None:
             self._log.warning("finished an exchange of data directories", kept=old)
         self.administration.sweep_files()
+        if self._scheduler is not None:
+            await asyncio.to_thread(self._scheduler.read_volume, datetime.now(UTC))
         self.world.volume_held = True
 
     async def _prepare_cluster(self) -> None:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from sidecar import archive, contents, dumping, processes, verification
 from sidecar.archive import DUMP, Archive
 from sidecar.contents import Contents, Sequence
 from sidecar.dumping import Address
-from sidecar.errors import RefusedError
+from sidecar.errors import RefusedError, VerificationError
 from sidecar.operations import Kind, Operation
 from sidecar.programs import ProgramError
 
@@ -828,6 +829,66 @@ def test_space_that_runs_out_is_an_error_and_leaves_nothing(
         with pytest.raises(ProgramError, match=r"pg_dump ended with exit code 1: .*No space left on device"):
             run(dump(server, dumps, operation, large))
         assert nothing_left(dumps)
+
+
+# When it is read again -----------------------------------------------------------------------------------------
+
+
+class Damaging(Operation):
+    """Damages what was written once that is to be verified, as a disk would."""
+
+    damage: Callable[[bytearray], object]
+    directory: Path
+
+    def enter(self, phase: str, total: int | None = None, unit: str = "") -> None:
+        super().enter(phase, total, unit)
+        if phase == "verify":
+            [partial] = self.directory.glob(f"{dumping.PARTIAL}*")
+            content = bytearray((partial / DUMP).read_bytes())
+            self.damage(content)
+            (partial / DUMP).write_bytes(content)
+
+
+def test_a_scheduled_one_is_verified_and_says_so(server: Server, dumps: Path, operation: Operation) -> None:
+    made = run(dump(server, dumps, operation, scheduled=True))
+    assert operation.phase == "verify"
+    assert made.manifest.scheduled
+    assert dumping.kept(dumps) == [made]
+    assert not run(dump(server, dumps, operation)).manifest.scheduled
+
+
+@pytest.mark.parametrize("place", [0, 10, 2000, -1])
+def test_a_scheduled_one_that_is_damaged_on_the_disk_is_removed(place: int, server: Server, dumps: Path) -> None:
+    def flip(content: bytearray) -> None:
+        content[place] ^= 1
+
+    damaging = Damaging(Kind.DUMP)
+    damaging.damage, damaging.directory = flip, dumps
+    with pytest.raises(
+        VerificationError, match=r"so it was removed \(memory.dump has sha256 .*\); look at the volume's disk"
+    ):
+        run(dump(server, dumps, damaging, scheduled=True))
+    assert list(dumps.iterdir()) == []
+
+
+def test_one_that_is_cut_on_the_disk_is_removed(server: Server, dumps: Path) -> None:
+    damaging = Damaging(Kind.DUMP)
+    damaging.damage, damaging.directory = lambda content: content.pop(), dumps
+    with pytest.raises(VerificationError, match="its manifest says"):
+        run(dump(server, dumps, damaging, scheduled=True))
+    assert list(dumps.iterdir()) == []
+
+
+def test_what_pg_restore_cannot_read_is_found_even_where_its_bytes_are_as_the_manifest_says(
+    server: Server, dumps: Path, operation: Operation
+) -> None:
+    made = run(dump(server, dumps, operation))
+    file = made.directory / DUMP
+    half = file.read_bytes()[: made.manifest.size // 2]
+    file.write_bytes(half)
+    archive.finish(made.directory, replace(made.manifest, size=len(half), sha256=sha256(half).hexdigest()))
+    with pytest.raises(VerificationError, match="the dump is cut short or damaged"):
+        run(dumping.verify(made.directory, server.programs))
 
 
 # What lies in the directory ------------------------------------------------------------------------------------

@@ -769,13 +769,17 @@ def test_without_a_sidecar(command: str, short_path: Path, monkeypatch: pytest.M
 
 def test_lists(dumping: Fake) -> None:
     kept = [{"name": "hindsight_kept_20261129t210305z", "size": 10_000_000}]
+    clusters = [{"name": "pgdata.kept-20261128t210305z", "size": 20_000_000}]
     dumping.table |= {
-        "GET /v1/databases": (200, {"kept": kept}),
+        "GET /v1/databases": (200, {"kept": kept, "clusters": clusters}),
         "GET /v1/operations": (200, {"operations": [operation(), operation(outcome="running")]}),
     }
-    assert run("dumps").stdout.splitlines()[1].startswith(f"{ID}  2026-11-29 21:03 UTC       369  3.0 MiB  1.1.0")
+    assert run("dumps").stdout.splitlines()[1].startswith(f"{ID}  2026-11-29 21:03 UTC  hand       369  3.0 MiB  1.1.0")
     assert json.loads(run("dumps", "--json").stdout) == {"dumps": [DUMP]}
-    assert run("databases").stdout.splitlines()[1] == "hindsight_kept_20261129t210305z  2026-11-29 21:03 UTC  9.5 MiB"
+    assert run("databases").stdout.splitlines()[1:] == [
+        "hindsight_kept_20261129t210305z  2026-11-29 21:03 UTC   9.5 MiB",
+        "pgdata.kept-20261128t210305z     2026-11-28 21:03 UTC  19.1 MiB",
+    ]
     ended, still = run("operations").stdout.splitlines()[1:]
     assert ended.split()[1:] == ["dump", "done", "hash", "2026-11-29", "21:03", "UTC", "0:10"]
     assert still.split()[1:] == ["dump", "running", "hash", "50", "%", "2026-11-29", "21:03", "UTC", "-"]

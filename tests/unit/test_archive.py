@@ -311,6 +311,32 @@ def test_a_directory_without_a_dump_is_an_error(tmp_path: Path) -> None:
         Archive.open(tmp_path)
 
 
+def test_whether_a_schedule_made_it_is_kept_and_an_older_archive_does_not_say() -> None:
+    assert Manifest.from_bytes(manifest(scheduled=True).to_bytes()).scheduled is True
+    assert Manifest.from_bytes(manifest().to_bytes()).scheduled is False
+    told = json.loads(manifest().to_bytes())
+    del told["scheduled"], told["checksum"]
+    told["checksum"] = archive._checksum(told)
+    assert Manifest.from_bytes(json.dumps(told).encode()) == manifest()
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    made = make(tmp_path / "it", os.urandom(SMALL))
+    assert archive.read_back(tmp_path / "it") == made
+
+
+@pytest.mark.parametrize("name", [DUMP, archive.CHECKSUM, archive.MANIFEST])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_what_is_not_what_was_written_is_found(name: str, damage: str, tmp_path: Path) -> None:
+    make(tmp_path / "it", os.urandom(SMALL))
+    path = tmp_path / "it" / name
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes({"flip": bytes(content), "cut": bytes(content[:-1]), "empty": b""}[damage])
+    with pytest.raises(RefusedError):
+        archive.read_back(tmp_path / "it")
+
+
 def test_what_a_list_says_of_one(tmp_path: Path) -> None:
     made = make(tmp_path / "it")
     assert archive.as_mapping(made) == {
@@ -322,6 +348,7 @@ def test_what_a_list_says_of_one(tmp_path: Path) -> None:
         "versions": {"sidecar": "0.1.0", "hindsight-api": None, "postgres": "18.6", "vector": "0.8.1"},
         "model": {"id": "BAAI/bge-small-en-v1.5", "dimension": 384},
         "compression": "gzip",
+        "scheduled": False,
     }
 
 

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,12 @@ from sidecar.errors import Reason
 from sidecar.machine import Phase, Server, State, World
 from sidecar.metrics import Metrics
 from sidecar.operations import Kind, Operation, Outcome
+from sidecar.schedule import Failure, Made, Record
 from sidecar.settings import Settings, secret_names, setting_names
 from sidecar.status import RETRY_AFTER, Status
 from sidecar.upstream import Upstream
 
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["settings.md", "endpoints.md", "commands.md", "metrics.md", "troubleshooting.md"]
 
@@ -291,6 +294,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
         model=made.to_json(),
         versions={"hindsight-api": "1.1.0", "postgres": None},
         state=State(Phase.READY),
+        dumps=Record("* * * * *", None, Made("x", NOW), Failure(NOW, "no space"), {"done": 1}),
     )
     metrics = Metrics(status)
     metrics.count_refusal("not-ready")

@@ -1,5 +1,8 @@
+from datetime import UTC, datetime
+
 from sidecar.machine import Phase, State
 from sidecar.metrics import Metrics
+from sidecar.schedule import Failure, Made, Record
 from sidecar.status import STALE_AFTER, Status
 
 
@@ -57,6 +60,22 @@ def test_versions_that_are_not_known_are_empty() -> None:
     (info,) = [name for name in values(Metrics(status)) if name.startswith("hindsight_sidecar_info")]
     assert 'hindsight_api="1.1.0"' in info
     assert 'postgres=""' in info
+
+
+def test_scheduled_dumps_are_absent_without_a_schedule_and_times_until_they_are_known() -> None:
+    status = Status()
+    metrics = Metrics(status)
+    assert not [name for name in values(metrics) if "scheduled" in name]
+    status.update(dumps=Record("* * * * *", outcomes={"done": 0, "failed": 2}))
+    assert {name: value for name, value in values(metrics).items() if "scheduled" in name} == {
+        'hindsight_sidecar_scheduled_dumps_total{outcome="done"}': 0,
+        'hindsight_sidecar_scheduled_dumps_total{outcome="failed"}': 2,
+    }
+    good, bad = datetime(2026, 11, 29, 3, 17, tzinfo=UTC), datetime(2026, 11, 30, 3, 17, 4, tzinfo=UTC)
+    status.update(dumps=Record("* * * * *", None, Made("x", good), Failure(bad, "no space")))
+    seen = values(metrics)
+    assert seen["hindsight_sidecar_scheduled_dump_last_success_timestamp_seconds"] == good.timestamp()
+    assert seen["hindsight_sidecar_scheduled_dump_last_failure_timestamp_seconds"] == bad.timestamp()
 
 
 def test_refusals_are_counted_by_their_reason() -> None:

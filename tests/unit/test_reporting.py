@@ -253,3 +253,27 @@ def test_when_a_kept_database_was_served_last(name: str, text: str | None) -> No
 @pytest.mark.parametrize("lines", [reporting.dump_lines, reporting.operation_lines, reporting.database_lines])
 def test_an_empty_list_has_its_headings(lines: Callable[[list[Any]], list[str]]) -> None:
     assert len(lines([])) == 1
+
+
+def test_who_made_a_dump_is_told() -> None:
+    one = {"id": "a", "made": "2026-11-29T22:03:00+01:00", "memories": 1, "size": 1, "versions": {}, "sha256": "f"}
+    lines = reporting.dump_lines(
+        [one | {"scheduled": True}, one | {"scheduled": False}, one]
+    )  # the last of an older one
+    assert [line.split()[4] for line in lines[1:]] == ["schedule", "hand", "hand"]
+
+
+def test_a_schedule_with_what_became_of_it() -> None:
+    told: dict[str, Any] = {
+        "schedule": "17 3 * * *",
+        "next": "2026-11-29T21:03:00Z",
+        "last_success": None,
+        "last_failure": None,
+    }
+    assert reporting.schedule_lines(told) == ["dumps     none yet; next 2026-11-29 21:03 UTC"]
+    told["last_success"] = {"time": "2026-11-29T21:03:00Z", "id": "20261129T210305Z-ab12"}
+    told["last_failure"] = {"time": "2026-11-29T21:03:00Z", "reason": "no space"}
+    assert reporting.schedule_lines(told) == [
+        "dumps     latest 2026-11-29 21:03 UTC, 20261129T210305Z-ab12; next 2026-11-29 21:03 UTC",
+        "          last failure 2026-11-29 21:03 UTC: no space",
+    ]

@@ -266,3 +266,35 @@ def test_every_field_has_one_variable() -> None:
     assert len(set(names.values())) == len(Settings.model_fields)
     assert all(name.startswith(P) for field, name in names.items() if field != "pgdata")
     assert not [name for name in os.environ if name.startswith(P)]  # tests/conftest.py removed ours
+
+
+# Scheduled dumps -----------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_off_until_it_is_set(environ: Environ) -> None:
+    settings = read(environ(HINDSIGHT_SIDECAR_DUMP_SCHEDULE="", HINDSIGHT_SIDECAR_DUMP_KEEP_DAYS=""))
+    assert (settings.dump_schedule, settings.dump_keep, settings.dump_keep_days) == (None, 7, None)
+    settings = read(
+        environ(
+            HINDSIGHT_SIDECAR_DUMP_SCHEDULE=" 17  3 * * mon-fri",
+            HINDSIGHT_SIDECAR_DUMP_KEEP="1",
+            HINDSIGHT_SIDECAR_DUMP_KEEP_DAYS="0.5",
+        )
+    )
+    assert (settings.dump_schedule, settings.dump_keep, settings.dump_keep_days) == ("17 3 * * mon-fri", 1, 0.5)
+
+
+def test_a_bad_schedule_is_one_fault_in_one_sentence(environ: Environ) -> None:
+    (fault,) = faults(environ(HINDSIGHT_SIDECAR_DUMP_SCHEDULE="61 3 * * *"))
+    assert fault == (
+        "HINDSIGHT_SIDECAR_DUMP_SCHEDULE: '61 3 * * *' is no schedule (bad minute); expected five fields as cron has them, "
+        "minute, hour, day of the month, month and day of the week, in UTC, such as '17 3 * * *'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("KEEP", "0"), ("KEEP", "1.5"), ("KEEP_DAYS", "0"), ("KEEP_DAYS", "nan"), ("KEEP_DAYS", "1e9")]
+)
+def test_what_keeps_nothing_or_cannot_be_meant_is_a_fault(name: str, value: str, environ: Environ) -> None:
+    (fault,) = faults(environ(**{f"{P}DUMP_{name}": value}))
+    assert fault.startswith(f"{P}DUMP_{name}: ")

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sidecar.machine import Phase, State
+from sidecar.schedule import Failure, Record
 from sidecar.status import STALE_AFTER, Picture, Status
 
 READY = State(Phase.READY)
@@ -97,6 +98,14 @@ def test_a_state_has_begun_when_it_changed(status: Status) -> None:
 def test_a_stand_in_is_told(status: Status) -> None:
     status.update(model={"stand_in": True})
     assert status.body()["stand_in"] is True
+
+
+def test_a_scheduled_dump_that_fails_is_told_and_leaves_it_healthy(status: Status) -> None:
+    assert status.body()["dumps"] is None
+    status.update(dumps=Record("17 3 * * *", failure=Failure(datetime(2026, 11, 29, tzinfo=UTC), "no space")))
+    body = json.loads(json.dumps(status.body()))
+    assert body["status"] == "healthy"
+    assert body["dumps"]["last_failure"]["reason"] == "no space"
 
 
 def test_a_picture_is_not_changed_but_replaced(status: Status) -> None:
