@@ -6,7 +6,7 @@ defines is run with more rights than its owner's.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from psycopg import sql
@@ -104,6 +104,10 @@ class Contents:
         """Rows of every table that counts."""
         return sum(table.rows for table in self.tables.values() if not table.derived)
 
+    def unchanged(self) -> Self:
+        """Return what a look at changes has to find where there are none."""
+        return replace(self, tables={name: replace(table, content="") for name, table in self.tables.items()})
+
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object, sorted by name."""
         kept: dict[str, Any] = {name: dict(sorted(getattr(self, name).items())) for name in self.__dataclass_fields__}
@@ -120,8 +124,39 @@ class Contents:
         return cls(**values)
 
 
-async def read(connection: Connection) -> Contents:
+@dataclass(frozen=True)
+class Moment:
+    """A moment in the life of one database, after which changes can be looked for.
+
+    Attributes:
+        database: its oid, which a new name does not change.
+        transaction: the first one that may not have ended yet.
+
+    """
+
+    database: int
+    transaction: int
+
+
+async def moment(connection: Connection) -> Moment:
+    """Return the moment that it is. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "SELECT oid::bigint AS database, pg_snapshot_xmin(pg_current_snapshot())::text AS transaction FROM pg_database "
+        "WHERE datname = current_database()"
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        raise ValueError("the database is not in pg_database")
+    return Moment(int(str(row["database"])), int(str(row["transaction"])))
+
+
+async def read(connection: Connection, since: Moment | None = None) -> Contents:
     """Read all of it in the connection's transaction, so that it belongs to one snapshot.
+
+    With `since`, a moment before some earlier read, rows are counted and not hashed: a table's `content` is empty where
+    every row was written before that moment. With the count of that read they are the very same rows, as rows are
+    never changed in their place; so this tells the same as the hash, and reads no values. A table that was being written
+    in that very moment may be taken for a changed one.
 
     Raises:
         psycopg.Error: the server went away, or the role may not read a table.
@@ -134,7 +169,7 @@ async def read(connection: Connection) -> Contents:
         "SELECT set_config('max_parallel_workers_per_gather', '0', true) WHERE current_setting('server_encoding') <> 'UTF8'"
     )
     return Contents(
-        tables=await _tables(connection),
+        tables=await _tables(connection, since),
         columns=await _columns(connection),
         indexes=await _texts(
             connection,
@@ -193,7 +228,7 @@ async def _columns(connection: Connection) -> dict[str, str]:
     )
 
 
-async def _tables(connection: Connection) -> dict[str, Table]:
+async def _tables(connection: Connection, since: Moment | None) -> dict[str, Table]:
     cursor = await connection.execute(
         "SELECT n.nspname AS schema, c.relname AS name, format('%%I.%%I', n.nspname, c.relname) AS qualified, array_agg(a.attname::text ORDER BY a.attname) AS columns, "
         "array_agg(t.typname::text ORDER BY a.attname) AS types, array_agg(s.nspname::text ORDER BY a.attname) AS type_schemas "
@@ -209,7 +244,11 @@ async def _tables(connection: Connection) -> dict[str, Table]:
         columns: list[Any] = [column for column in list(row["columns"]) if column is not None]  # type: ignore[call-overload]
         kinds = zip(list(row["types"]), list(row["type_schemas"]), strict=True)  # type: ignore[call-overload]
         typed = [(column, *kind) for column, kind in zip(columns, kinds, strict=False)]
-        found[str(row["qualified"])] = await _count(connection, schema, name, typed)
+        found[str(row["qualified"])] = (
+            await _hash(connection, schema, name, typed)
+            if since is None
+            else await _look(connection, schema, name, since)
+        )
     return found
 
 
@@ -232,7 +271,7 @@ def _row(columns: Iterable[tuple[str, str, str]]) -> sql.Composable:
     return sql.SQL("record_send(ROW({}))").format(sql.SQL(", ").join(binary))
 
 
-async def _count(connection: Connection, schema: str, name: str, columns: list[tuple[str, str, str]]) -> Table:
+async def _hash(connection: Connection, schema: str, name: str, columns: list[tuple[str, str, str]]) -> Table:
     # Sums of hashes, as rows have no order; two halves of 64 bits each. OFFSET keeps the hash from being computed for
     # each of them, and several workers may still read the table.
     query = sql.SQL(
@@ -245,6 +284,21 @@ async def _count(connection: Connection, schema: str, name: str, columns: list[t
         raise ValueError("count(*) gave no row")
     text = "\n".join([*(column for column, *_ in columns), str(row["n"]), str(row["a"]), str(row["b"])])
     return Table(int(str(row["n"])), hashlib.sha256(text.encode()).hexdigest(), derived=name in DERIVED)
+
+
+async def _look(connection: Connection, schema: str, name: str, since: Moment) -> Table:
+    query = sql.SQL(
+        "SELECT count(*) AS n, count(*) FILTER (WHERE age(xmin) <= (SELECT age({}::xid8::xid))) AS newer, "
+        "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database FROM ONLY {}"
+    ).format(sql.Literal(str(since.transaction)), sql.Identifier(schema, name))
+    row = await (await connection.execute(query)).fetchone()
+    if row is None:
+        raise ValueError("count(*) gave no row")
+    rows, newer = int(str(row["n"])), int(str(row["newer"]))
+    content = f"{newer} rows are newer" if newer else ""
+    if int(str(row["database"])) != since.database:
+        content = "of another database"
+    return Table(rows, content, derived=name in DERIVED)
 
 
 async def _sequences(connection: Connection) -> dict[str, Sequence]:
