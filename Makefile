@@ -147,6 +147,15 @@ setup-ci: ## The same on a plain machine, with what some tests and lint use, an 
 	@$(MAKE) engine || $(MAKE) image-base
 	@$(MAKE) setup image-for-tests
 
+# What moving memories costs, beside PostgreSQL's own programs (docs/migration-figures.md). JSON=file has all of it.
+UNITS ?= 100000
+BANKS ?= 20
+ROUNDS ?= 3
+.PHONY: bench-migrate
+bench-migrate: dev-env api-env stand-in ## Measure dumps and restores beside pg_dump and pg_restore (UNITS, BANKS, ROUNDS, JSON=file)
+	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' PYTHONPATH=.:tests/integration:tests/bench '$(DEV)/bin/python' -P tests/bench/migrate.py \
+	    --units '$(UNITS)' --banks '$(BANKS)' --rounds '$(ROUNDS)' $(if $(JSON),--json '$(JSON)')
+
 .PHONY: test image-test unit lint format locks
 test: setup image-for-tests ## Run every test (ARGS=... goes to pytest; REQUIRE_ENGINE=1: not without an engine)
 	@$(pytest_environment) '$(DEV)/bin/python' -P -m pytest $(ARGS)

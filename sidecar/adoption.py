@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sidecar import cluster_exchange, foreign_cluster, log, moving, processes, swapping, volume
 from sidecar.archive import DUMP, Archive
-from sidecar.contents import Contents
 from sidecar.errors import TransientError
 from sidecar.foreign_cluster import Foreign
 from sidecar.operations import Operation
 from sidecar.restoring import Place, Restoring, Wish
 from sidecar.side_server import SideServer
+from sidecar.staging import Staged
 from sidecar.swapping import Kept
 
 _WORK = ".adopting"  # what begins with the data directory's name and this is swept at the next start
@@ -46,13 +46,13 @@ class Adoption:
         try:
             fetched = await foreign_cluster.fetch(foreign, copy, _beside(pgdata, "dump"), wanted, operation)
             await asyncio.to_thread(shutil.rmtree, copy.pgdata)
-            expected = await self._fill(fetched, new, wish, operation)
-            if expected is not None:
-                await self._serve(pgdata, new.pgdata, expected, wish, operation)
+            staged = await self._fill(fetched, new, wish, operation)
+            if staged is not None:
+                await self._serve(pgdata, new.pgdata, staged, wish, operation)
         finally:
             await asyncio.shield(asyncio.to_thread(_remove_work, pgdata))
 
-    async def _fill(self, fetched: Archive, new: SideServer, wish: Wish, operation: Operation) -> Contents | None:
+    async def _fill(self, fetched: Archive, new: SideServer, wish: Wish, operation: Operation) -> Staged | None:
         """Make a cluster with a verified database of the served name; None in a dry run."""
         restoring, socket_dir = self.restoring, new.socket_dir
         source = f"the cluster at {restoring.settings.pgdata}, database {operation.report['database']}"
@@ -66,13 +66,13 @@ class Adoption:
                 operation.report["dry_run"] = True
                 return None
             origin = restoring.origin(operation, source, fetched.manifest)
-            expected = await moving.finish(socket_dir, staged.name, origin, restoring.model)
+            finished = await moving.finish(socket_dir, staged, origin, restoring.model)
             empty = swapping.kept_name()
             await swapping.exchange(socket_dir, staged.name, empty)
             await swapping.drop_kept(socket_dir, empty)
-        return expected
+        return finished
 
-    async def _serve(self, pgdata: Path, new: Path, expected: Contents, wish: Wish, operation: Operation) -> None:
+    async def _serve(self, pgdata: Path, new: Path, staged: Staged, wish: Wish, operation: Operation) -> None:
         served = self.restoring.served
         kept = pgdata.with_name(f"{pgdata.name}{_KEPT}{swapping.kept_name().removeprefix(swapping.KEPT)}")
         operation.enter("swap")
@@ -82,7 +82,7 @@ class Adoption:
             operation.report["kept"] = kept.name
             try:
                 await served.bring_postgres_up()
-                await self.restoring.move(wish, self.restoring.settings.run_dir).verify_served(expected, operation)
+                await self.restoring.move(wish, self.restoring.settings.run_dir).verify_served(staged, operation)
             except BaseException:
                 await self._put_back(pgdata, kept, operation)
                 raise

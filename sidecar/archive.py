@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Self
 from sidecar.contents import Contents
 from sidecar.errors import RefusedError
 
-FORMAT = 1
+FORMAT = 2  # 1 had another hash of tables' contents, and was never released
 KIND = "hindsight-sidecar-archive"
 MANIFEST = "manifest.json"
 DUMP = "memory.dump"
@@ -78,7 +78,7 @@ class Manifest:
         """Read it back.
 
         Raises:
-            RefusedError: it is no manifest, or one of a later format.
+            RefusedError: it is no manifest, or one of another format.
 
         """
         try:
@@ -88,10 +88,9 @@ class Manifest:
             raise _unreadable(error) from error
         if kind != KIND:
             raise _unreadable(f"its kind is {kind!r}")
-        if version > FORMAT:
-            raise RefusedError(
-                f"the archive has format {version}, and this sidecar reads up to {FORMAT}; use the newer sidecar that made it"
-            )
+        if version != FORMAT:
+            how = "use the newer sidecar that made it" if version > FORMAT else "dump the memories again with this one"
+            raise RefusedError(f"the archive has format {version}, and this sidecar reads format {FORMAT}; {how}")
         if told.pop("checksum", None) != _checksum(told):
             raise _unreadable("its checksum is another one: it was damaged or changed")
         try:

@@ -6,7 +6,7 @@ defines is run with more rights than its owner's.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from psycopg import sql
@@ -15,6 +15,13 @@ from sidecar.database import SCHEMA, Connection, alembic_revisions, memory_schem
 
 # Made anew by hindsight-api from the rest, or a trace of its work: named in an archive, and not counted as memories.
 DERIVED = frozenset({"bank_stats_cache", "entity_maintenance_queue", "graph_maintenance_queue"})
+# Types whose binary form says what their text says, in every version, and is had much faster. Not of arrays (it tells
+# whether there once was a NULL) and of floats (there is more than one NaN).
+_BINARY = frozenset({
+    "bool", "bpchar", "date", "int2", "int4", "int8", "json", "jsonb", "text", "timestamp", "timestamptz", "tsvector", "uuid",
+    "varchar",
+})  # fmt: skip
+_VECTORS = frozenset({"vector", "halfvec", "sparsevec"})
 # Texts mean the same whatever the server's and the role's settings are.
 _TEXT_SETTINGS = {
     "DateStyle": "ISO, YMD",
@@ -22,6 +29,7 @@ _TEXT_SETTINGS = {
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "client_encoding": "UTF8",
     "search_path": "pg_catalog",
     "row_security": "off",
     "quote_all_identifiers": "off",
@@ -96,6 +104,10 @@ class Contents:
         """Rows of every table that counts."""
         return sum(table.rows for table in self.tables.values() if not table.derived)
 
+    def unchanged(self) -> Self:
+        """Return what a look at changes has to find where there are none."""
+        return replace(self, tables={name: replace(table, content="") for name, table in self.tables.items()})
+
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object, sorted by name."""
         kept: dict[str, Any] = {name: dict(sorted(getattr(self, name).items())) for name in self.__dataclass_fields__}
@@ -112,8 +124,39 @@ class Contents:
         return cls(**values)
 
 
-async def read(connection: Connection) -> Contents:
+@dataclass(frozen=True)
+class Moment:
+    """A moment in the life of one database, after which changes can be looked for.
+
+    Attributes:
+        database: its oid, which a new name does not change.
+        transaction: the first one that may not have ended yet.
+
+    """
+
+    database: int
+    transaction: int
+
+
+async def moment(connection: Connection) -> Moment:
+    """Return the moment that it is. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "SELECT oid::bigint AS database, pg_snapshot_xmin(pg_current_snapshot())::text AS transaction FROM pg_database "
+        "WHERE datname = current_database()"
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        raise ValueError("the database is not in pg_database")
+    return Moment(int(str(row["database"])), int(str(row["transaction"])))
+
+
+async def read(connection: Connection, since: Moment | None = None) -> Contents:
     """Read all of it in the connection's transaction, so that it belongs to one snapshot.
+
+    With `since`, a moment before some earlier read, rows are counted and not hashed: a table's `content` is empty where
+    every row was written before that moment. With the count of that read they are the very same rows, as rows are
+    never changed in their place; so this tells the same as the hash, and reads no values. A table that was being written
+    in that very moment may be taken for a changed one.
 
     Raises:
         psycopg.Error: the server went away, or the role may not read a table.
@@ -121,8 +164,12 @@ async def read(connection: Connection) -> Contents:
     """
     for name, value in _TEXT_SETTINGS.items():
         await connection.execute("SELECT set_config(%s, %s, true)", (name, value))
+    # A parallel worker has the server's encoding, whatever the client's is.
+    await connection.execute(
+        "SELECT set_config('max_parallel_workers_per_gather', '0', true) WHERE current_setting('server_encoding') <> 'UTF8'"
+    )
     return Contents(
-        tables=await _tables(connection),
+        tables=await _tables(connection, since),
         columns=await _columns(connection),
         indexes=await _texts(
             connection,
@@ -181,7 +228,7 @@ async def _columns(connection: Connection) -> dict[str, str]:
     )
 
 
-async def _tables(connection: Connection) -> dict[str, Table]:
+async def _tables(connection: Connection, since: Moment | None) -> dict[str, Table]:
     cursor = await connection.execute(
         "SELECT n.nspname AS schema, c.relname AS name, format('%%I.%%I', n.nspname, c.relname) AS qualified, array_agg(a.attname::text ORDER BY a.attname) AS columns, "
         "array_agg(t.typname::text ORDER BY a.attname) AS types, array_agg(s.nspname::text ORDER BY a.attname) AS type_schemas "
@@ -196,35 +243,62 @@ async def _tables(connection: Connection) -> dict[str, Table]:
         schema, name = str(row["schema"]), str(row["name"])
         columns: list[Any] = [column for column in list(row["columns"]) if column is not None]  # type: ignore[call-overload]
         kinds = zip(list(row["types"]), list(row["type_schemas"]), strict=True)  # type: ignore[call-overload]
-        values = [_value(column, *kind) for column, kind in zip(columns, kinds, strict=False)]
-        found[str(row["qualified"])] = await _count(connection, schema, name, columns, values)
+        typed = [(column, *kind) for column, kind in zip(columns, kinds, strict=False)]
+        found[str(row["qualified"])] = (
+            await _hash(connection, schema, name, typed)
+            if since is None
+            else await _look(connection, schema, name, since)
+        )
     return found
 
 
-def _value(column: str, kind: str, schema: str) -> sql.Composable:
-    """Return what of a column goes into the hash: large and binary values by their own hash, which is much faster."""
-    name = sql.Identifier(column)
-    if kind in {"vector", "halfvec", "sparsevec"}:
-        return sql.SQL("md5({}({}))").format(sql.Identifier(schema, f"{kind}_send"), name)
-    if kind == "bytea":
-        return sql.SQL("md5({})").format(name)
-    return name
+def _row(columns: Iterable[tuple[str, str, str]]) -> sql.Composable:
+    """Return a row as bytes: in binary what has one form there, the others as text. Columns are name, type, its schema."""
+    binary: list[sql.Composable] = []
+    text: list[sql.Composable] = []
+    for column, kind, schema in columns:
+        name = sql.Identifier(column)
+        if kind in _VECTORS:
+            binary.append(sql.SQL("{}({})").format(sql.Identifier(schema, f"{kind}_send"), name))
+        elif (schema, kind) == ("pg_catalog", "bytea"):
+            binary.append(sql.SQL("md5({})").format(name))  # a file may be there, which is not copied for this
+        elif schema == "pg_catalog" and kind in _BINARY:
+            binary.append(name)
+        else:
+            text.append(name)
+    # Not `column::text`: that would run a cast, if somebody made one.
+    binary.append(sql.SQL("ROW({})::text").format(sql.SQL(", ").join(text)))
+    return sql.SQL("record_send(ROW({}))").format(sql.SQL(", ").join(binary))
 
 
-async def _count(
-    connection: Connection, schema: str, name: str, columns: list[str], values: Iterable[sql.Composable]
-) -> Table:
-    # Sums of hashes, as rows have no order; two halves of 64 bits each.
+async def _hash(connection: Connection, schema: str, name: str, columns: list[tuple[str, str, str]]) -> Table:
+    # Sums of hashes, as rows have no order; two halves of 64 bits each. OFFSET keeps the hash from being computed for
+    # each of them, and several workers may still read the table.
     query = sql.SQL(
-        "SELECT count(*) AS n, coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint), 0) AS a, "
-        "coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0) AS b "
-        "FROM (SELECT md5(ROW({})::text) AS h FROM ONLY {}) AS rows"
-    ).format(sql.SQL(", ").join(values), sql.Identifier(schema, name))
+        "SELECT count(*) AS n, coalesce(sum(substring(h, 1, 64)::bigint), 0) AS a, "
+        "coalesce(sum(substring(h, 65, 64)::bigint), 0) AS b "
+        "FROM (SELECT ('x' || md5({}))::bit(128) AS h FROM ONLY {} OFFSET 0) AS rows"
+    ).format(_row(columns), sql.Identifier(schema, name))
     row = await (await connection.execute(query)).fetchone()
     if row is None:
         raise ValueError("count(*) gave no row")
-    text = "\n".join([*columns, str(row["n"]), str(row["a"]), str(row["b"])])
+    text = "\n".join([*(column for column, *_ in columns), str(row["n"]), str(row["a"]), str(row["b"])])
     return Table(int(str(row["n"])), hashlib.sha256(text.encode()).hexdigest(), derived=name in DERIVED)
+
+
+async def _look(connection: Connection, schema: str, name: str, since: Moment) -> Table:
+    query = sql.SQL(
+        "SELECT count(*) AS n, count(*) FILTER (WHERE age(xmin) <= (SELECT age({}::xid8::xid))) AS newer, "
+        "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database FROM ONLY {}"
+    ).format(sql.Literal(str(since.transaction)), sql.Identifier(schema, name))
+    row = await (await connection.execute(query)).fetchone()
+    if row is None:
+        raise ValueError("count(*) gave no row")
+    rows, newer = int(str(row["n"])), int(str(row["newer"]))
+    content = f"{newer} rows are newer" if newer else ""
+    if int(str(row["database"])) != since.database:
+        content = "of another database"
+    return Table(rows, content, derived=name in DERIVED)
 
 
 async def _sequences(connection: Connection) -> dict[str, Sequence]:

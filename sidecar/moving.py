@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from psycopg import sql
 from sidecar import contents, database, swapping, verification
 from sidecar.agreement import AGREEMENT, SAMPLE
 from sidecar.api_environment import DATABASE, ROLE
-from sidecar.contents import Contents
+from sidecar.contents import Contents, Moment
 from sidecar.errors import RefusedError, TransientError, VerificationError
 from sidecar.operations import Operation
 from sidecar.staging import Staged
@@ -42,6 +42,14 @@ class Served(Protocol):
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """What was served when a move began, as far as changes can be told from it."""
+
+    moment: Moment
+    contents: Contents
+
+
+@dataclass(frozen=True)
 class Move:
     """How memories are brought in.
 
@@ -60,14 +68,16 @@ class Move:
     discard_newer: bool = False
     force_model: bool = False
 
-    async def baseline(self) -> Contents:
-        """Read what is served now, before staging begins."""
-        return await read(self.socket_dir, DATABASE)
+    async def baseline(self) -> Baseline:
+        """Count what is served now, before staging begins."""
+        async with await database.connect(self.socket_dir) as connection, connection.transaction():
+            now = await contents.moment(connection)
+            return Baseline(now, await contents.read(connection, since=now))
 
     async def swap(
         self,
         staged: Staged,
-        before: Contents,
+        before: Baseline,
         origin: dict[str, Any],
         model: dict[str, Any] | None,
         operation: Operation,
@@ -79,7 +89,7 @@ class Move:
             VerificationError: the new database could not be served as it is; the old one is served again.
 
         """
-        expected = await finish(self.socket_dir, staged.name, origin, model)
+        staged = await finish(self.socket_dir, staged, origin, model)
         kept = swapping.kept_name()
         operation.enter("swap")
         async with served_again(self.served, operation):
@@ -88,15 +98,15 @@ class Move:
             await swapping.exchange(self.socket_dir, staged.name, kept)
             operation.report["kept"] = kept
             try:
-                await self.verify_served(expected, operation)
+                await self.verify_served(staged, operation)
             except BaseException:
                 await put_back(self.socket_dir, self.served, kept, staged.name, operation)
                 del operation.report["kept"]
                 raise
 
-    async def _compare_with(self, before: Contents, operation: Operation) -> None:
+    async def _compare_with(self, before: Baseline, operation: Operation) -> None:
         """Compare what is served with what it was when staging began: nothing acknowledged since is lost silently."""
-        newer = newer_than(before, await read(self.socket_dir, DATABASE))
+        newer = newer_than(before.contents.unchanged(), await look(self.socket_dir, before.moment))
         operation.report["newer"] = newer
         if newer and not self.discard_newer:
             raise RefusedError(
@@ -104,15 +114,15 @@ class Move:
                 "alone; stop the writers and try again, or allow it with --discard-newer"
             )
 
-    async def verify_served(self, expected: Contents, operation: Operation) -> None:
-        """Compare what is served with what it has to be, start hindsight-api on it, and recall some memories.
+    async def verify_served(self, staged: Staged, operation: Operation) -> None:
+        """Prove that what is served is the very database that was verified, start hindsight-api on it, recall some memories.
 
         Raises:
             VerificationError: it is not, or could not be served.
 
         """
         operation.enter("verify again")
-        comparison = verification.compare(expected, await read(self.socket_dir, DATABASE))
+        comparison = verification.compare(staged.contents.unchanged(), await look(self.socket_dir, staged.verified))
         if comparison.faults:
             raise VerificationError("; ".join(comparison.faults[:_NAMED]))
         operation.enter("start hindsight-api")
@@ -166,10 +176,16 @@ async def put_back(socket_dir: Path, served: Served, kept: str, incoming: str, o
     await swapping.exchange(socket_dir, kept, incoming)
 
 
-async def read(socket_dir: Path, name: str) -> Contents:
-    """Read what a database of ours holds, with its owner's rights."""
-    async with await database.connect(socket_dir, ROLE, name) as connection, connection.transaction():
-        return await contents.read(connection)
+async def look(socket_dir: Path, since: Moment) -> Contents:
+    """Look at what is served for changes, with its owner's rights."""
+    async with await database.connect(socket_dir, ROLE, DATABASE) as connection, connection.transaction():
+        return await contents.read(connection, since)
+
+
+async def _read_again(socket_dir: Path, staged: Staged) -> Staged:
+    async with await database.connect(socket_dir, ROLE, staged.name) as connection, connection.transaction():
+        now = await contents.moment(connection)
+        return replace(staged, contents=await contents.read(connection), verified=now)
 
 
 def newer_than(before: Contents, now: Contents) -> list[str]:
@@ -185,16 +201,17 @@ def newer_than(before: Contents, now: Contents) -> list[str]:
     return told
 
 
-async def finish(socket_dir: Path, name: str, origin: dict[str, Any], model: dict[str, Any] | None) -> Contents:
+async def finish(socket_dir: Path, staged: Staged, origin: dict[str, Any], model: dict[str, Any] | None) -> Staged:
     """Make a verified database one that can be served, and return what it holds then."""
-    await _reset_tasks(socket_dir, name)
-    held = await read(socket_dir, name)
-    await database.prepare(socket_dir, name, model, origin)
-    return held
+    if await _reset_tasks(socket_dir, staged.name):
+        staged = await _read_again(socket_dir, staged)
+    await database.prepare(socket_dir, staged.name, model, origin)
+    return staged
 
 
-async def _reset_tasks(socket_dir: Path, name: str) -> None:
-    """Let tasks that some worker had begun be taken up again: that worker is not here."""
+async def _reset_tasks(socket_dir: Path, name: str) -> int:
+    """Let tasks that some worker had begun be taken up again, as that worker is not here; return how many they are."""
+    reset = 0
     async with await database.connect(socket_dir, ROLE, name) as connection:
         for schema in await database.memory_schemas(connection):
             cursor = await connection.execute(
@@ -203,11 +220,11 @@ async def _reset_tasks(socket_dir: Path, name: str) -> None:
                 (schema,),
             )
             if await cursor.fetchone() is not None:
-                await connection.execute(
-                    sql.SQL(
-                        "UPDATE {} SET status = 'pending', worker_id = NULL, claimed_at = NULL WHERE status = 'processing'"
-                    ).format(sql.Identifier(schema, "async_operations"))
-                )
+                update = sql.SQL(
+                    "UPDATE {} SET status = 'pending', worker_id = NULL, claimed_at = NULL WHERE status = 'processing'"
+                ).format(sql.Identifier(schema, "async_operations"))
+                reset += (await connection.execute(update)).rowcount
+    return reset
 
 
 async def sample(socket_dir: Path) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from psycopg import sql
 from sidecar import contents, database, dump_file, dumping, log, verification
 from sidecar.api_environment import ROLE
 from sidecar.archive import Manifest
-from sidecar.contents import Contents
+from sidecar.contents import Contents, Moment
 from sidecar.database import SUPERUSER
 from sidecar.dump_file import Entry, Header
 from sidecar.errors import RefusedError, VerificationError
@@ -36,12 +36,14 @@ class Staged:
         name: of it.
         contents: what it holds.
         comparison: with what its source held; None where the source does not say.
+        verified: when; what is written later is no part of `contents`.
 
     """
 
     name: str
     contents: Contents
     comparison: Comparison | None
+    verified: Moment
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
     """
     operation.enter("verify")
     async with await database.connect(socket_dir, ROLE, name) as connection, connection.transaction():
+        verified = await contents.moment(connection)
         found = await contents.read(connection)
         faults = await verification.faults_of(connection, checked.manifest.contents if checked.manifest else None)
     comparison = None
@@ -238,7 +241,7 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
     if faults:
         more = f" (and {len(faults) - _FAULTS_NAMED} more)" if len(faults) > _FAULTS_NAMED else ""
         raise VerificationError("; ".join(faults[:_FAULTS_NAMED]) + more)
-    return Staged(name, found, comparison)
+    return Staged(name, found, comparison, verified)
 
 
 async def drop_whatever_happens(socket_dir: Path, name: str) -> None:

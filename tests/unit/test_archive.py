@@ -117,7 +117,7 @@ def test_a_manifest_is_read_back_as_it_was() -> None:
 def test_a_manifest_is_json_that_people_can_read() -> None:
     text = manifest(b"a dump").to_bytes()
     told = json.loads(text)
-    assert (told["format"], told["kind"]) == (1, "hindsight-sidecar-archive")
+    assert (told["format"], told["kind"]) == (2, "hindsight-sidecar-archive")
     assert told["made"] == "2024-03-01T10:11:12.345+00:00"
     assert told["memories"] == 9
     assert told["dump"] == {"name": "memory.dump", "size": 6, "sha256": sha256(b"a dump").hexdigest()}
@@ -191,12 +191,13 @@ def test_another_kind_is_refused(kind: object) -> None:
     assert f"its kind is {str(kind)!r}" in sentence(refused)
 
 
-def test_a_later_format_asks_for_a_newer_sidecar_whatever_else_is_in_it() -> None:
+@pytest.mark.parametrize(
+    ("version", "told"), [(1, "dump the memories again with this one"), (3, "use the newer sidecar that made it")]
+)
+def test_another_format_is_refused_whatever_else_is_in_it(version: int, told: str) -> None:
     with pytest.raises(RefusedError) as refused:
-        Manifest.from_bytes(b'{"kind": "hindsight-sidecar-archive", "format": 2}')
-    assert sentence(refused) == (
-        "the archive has format 2, and this sidecar reads up to 1; use the newer sidecar that made it"
-    )
+        Manifest.from_bytes(b'{"kind": "hindsight-sidecar-archive", "format": %d}' % version)
+    assert sentence(refused) == f"the archive has format {version}, and this sidecar reads format 2; {told}"
 
 
 @pytest.mark.parametrize(
