@@ -336,24 +336,21 @@ class Administration:
     def sweep_files(self) -> None:
         """Remove what an earlier sidecar left unfinished on the volume, each named in the log.
 
+        What cannot be removed is named too, and stays: memories are served all the same.
+
         Raises:
             TransientError: a server of an earlier sidecar still works in some of it.
-            OSError: it cannot be removed.
 
         """
-        dumps = self.dumps_directory
-        left = (
-            [path for path in dumps.iterdir() if path.name.startswith((dumping.PARTIAL, INCOMING))]
-            if dumps.is_dir()
-            else []
-        )
-        for path in left:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-            self._log.warning("removed what was not finished", path=str(path))
-        adoption.sweep(self._settings.pgdata, self._log.warning)
+        try:
+            adoption.sweep(self._settings.pgdata, self._log.warning)
+            dumps = self.dumps_directory
+            for path in list(dumps.iterdir()) if dumps.is_dir() else []:
+                if path.name.startswith((dumping.PARTIAL, INCOMING)):
+                    _remove(path)
+                    self._log.warning("removed what was not finished", path=str(path))
+        except OSError as error:
+            self._log.warning("what was not finished could not be removed", error=str(error))
 
     async def sweep_databases(self) -> None:
         """Drop databases that an earlier sidecar did not finish filling."""
@@ -363,6 +360,13 @@ class Administration:
         """End what runs, as the sidecar stops."""
         with contextlib.suppress(RefusedError):
             await self.operations.end()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 async def _name_later_writes(address: dumping.Address, manifest: Manifest, operation: Operation) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ CHECKSUM = "archive.sha256"
 MANIFEST_MAX = 64 * 2**20  # bytes; 2,000 tenants' definitions are about 20 MB
 _CHUNK = 2**20
 _BLOCK = tarfile.BLOCKSIZE
+_CHECKSUM_LINE = re.compile(rb"[0-9a-f]{64}  [^\n]+\n")
 _END = 2 * _BLOCK  # two empty blocks close a tar
 
 
@@ -169,8 +171,14 @@ class Archive:
 
     @property
     def checksum(self) -> str:
-        """Hexadecimal sha256 of the tar."""
-        return (self.directory / CHECKSUM).read_text(encoding="ascii").split()[0]
+        """Hexadecimal sha256 of the tar. RefusedError where the dump has none."""
+        path = self.directory / CHECKSUM
+        line = path.read_bytes() if path.is_file() else b""
+        if _CHECKSUM_LINE.fullmatch(line) is None:
+            raise RefusedError(
+                f"{path} says {line[:80]!r}, and expected is a sha256; delete this dump, it is not whole"
+            )
+        return line[:64].decode("ascii")
 
     def _parts(self) -> list[tuple[int, bytes | Path]]:
         manifest = self.manifest

@@ -249,9 +249,11 @@ def kept(dumps: Path) -> list[Archive]:
         if path.name.startswith("."):
             continue
         try:
-            found.append(Archive.open(path))
+            one = Archive.open(path)
+            one.checksum  # noqa: B018 - it has one, or is refused
         except (RefusedError, OSError):
             continue
+        found.append(one)
     return found
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar import archive
+from sidecar import archive, dumping
 from sidecar.archive import CHECKSUM, DUMP, MANIFEST, Archive, Manifest, check_id, finish, is_tar, new_id, unpack
 from sidecar.contents import Contents, Sequence, Table
 from sidecar.errors import RefusedError
@@ -351,6 +351,18 @@ def test_what_a_list_says_of_one(tmp_path: Path) -> None:
         "compression": "gzip",
         "scheduled": False,
     }
+
+
+@pytest.mark.parametrize("line", [None, b"", b"abc", b"0" * 63 + b"  x.tar\n", b"0" * 64])
+def test_one_without_a_checksum_is_not_whole(line: bytes | None, tmp_path: Path) -> None:
+    made = make(tmp_path / "it")
+    assert dumping.kept(tmp_path) == [made]
+    (made.directory / CHECKSUM).unlink()
+    if line is not None:
+        (made.directory / CHECKSUM).write_bytes(line)
+    with pytest.raises(RefusedError, match=f"{CHECKSUM} says .*delete this dump, it is not whole"):
+        made.checksum  # noqa: B018
+    assert dumping.kept(tmp_path) == []
 
 
 # Unpacking -----------------------------------------------------------------------------------------------------

@@ -327,6 +327,20 @@ def test_what_the_end_in_the_middle_of_a_deletion_leaves_is_swept(administration
     assert names(administration) == set()
 
 
+def test_leftovers_that_cannot_be_removed_keep_nobody_from_serving(
+    administration: Administration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = administration.dumps_directory / f"{dumping.PARTIAL}x"
+    left.mkdir(parents=True)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    administration.sweep_files()
+    assert left.is_dir()
+
+
 def test_one_that_cannot_be_deleted_is_named(administration: Administration) -> None:
     dumps, now = administration.dumps_directory, datetime.now(UTC)
     newest, old = [write(dumps, now - age * DAY, scheduled=True) for age in range(2)]
