@@ -162,6 +162,10 @@ test: setup image-for-tests ## Run every test (ARGS=... goes to pytest; REQUIRE_
 pytest_environment = HINDSIGHT_TEST_HOME='$(HOME_DIR)' HINDSIGHT_TEST_IMAGE='$(or $(TEST_IMAGE),$(DEFAULT_TEST_IMAGE))' \
     REQUIRE_ENGINE='$(REQUIRE_ENGINE)' ENGINE='$(ENGINE)'
 
+.PHONY: test-long
+test-long: setup ## Run what `make test` leaves out for its time: more versions, more moments of a kill
+	@HINDSIGHT_TEST_LONG=1 $(pytest_environment) '$(DEV)/bin/python' -P -m pytest -m long $(ARGS)
+
 image-test: dev-env image-for-tests ## Run the tests of the image alone (TEST_IMAGE=another one)
 	@$(pytest_environment) '$(DEV)/bin/python' -P -m pytest tests/image $(ARGS)
 

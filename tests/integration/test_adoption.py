@@ -145,7 +145,9 @@ def test_what_cannot_be_served_is_put_back(blocked: RunningSidecar) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("phase", ["copy", "dump", "load", "swap"])
+@pytest.mark.parametrize(
+    "phase", [*(pytest.param(name, marks=pytest.mark.long) for name in ("copy", "dump", "load")), "swap"]
+)
 def test_kill_9_in_the_middle(phase: str, blocked: RunningSidecar) -> None:
     before = seed_cluster.fingerprint(blocked.pgdata)
     blocked.start().wait_state("blocked(foreign-cluster)", 60)

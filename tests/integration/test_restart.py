@@ -7,7 +7,13 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("version", "flavor"), [("1.1.0", "onnx"), ("0.8.4", "onnx"), ("1.1.0", "torch"), ("0.8.4", "torch")]
+    ("version", "flavor"),
+    [
+        ("1.1.0", "onnx"),
+        ("0.8.4", "torch"),
+        pytest.param("0.8.4", "onnx", marks=pytest.mark.long),
+        pytest.param("1.1.0", "torch", marks=pytest.mark.long),
+    ],
 )
 def test_369_memories_survive_a_restart(make_sidecar: Any, memories: dict[str, Any], version: str, flavor: str) -> None:
     sidecar = make_sidecar(version, flavor).start_ready()
