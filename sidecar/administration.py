@@ -36,6 +36,7 @@ from sidecar.sizing import MIB
 from sidecar.staging import Checked, Staged
 
 INCOMING = ".incoming-"  # prefix of an upload; swept at the next start
+_DELETED = ".deleted-"  # prefix of a dump that is being deleted; likewise
 FILE = "upload"
 _MARGIN = 64 * MIB  # bytes that an upload leaves free
 
@@ -142,7 +143,9 @@ class Administration:
         directory = self.dumps_directory / archive.check_id(identifier)
         if not directory.is_dir():
             raise FileNotFoundError(identifier)
-        shutil.rmtree(directory)
+        # At once or not at all: half of one would be listed nowhere, and stay.
+        doomed = directory.rename(self.dumps_directory / f"{_DELETED}{identifier}")
+        shutil.rmtree(doomed)
         archive.sync(self.dumps_directory)
 
     # Restores ---------------------------------------------------------------------------------------------------
@@ -356,8 +359,8 @@ class Administration:
                 try:
                     operation.enter("start hindsight-api")
                     await parts.bring_api_up()
-                except BaseException:
-                    await moving.put_back(socket_dir, parts, outgoing, chosen, operation)
+                except BaseException as error:
+                    await moving.put_back(socket_dir, parts, outgoing, chosen, operation, error)
                     operation.report.clear()
                     raise
 
@@ -366,22 +369,28 @@ class Administration:
     # Beginning and end ------------------------------------------------------------------------------------------
 
     def sweep_files(self) -> None:
-        """Remove what an earlier sidecar left unfinished on the volume, each named in the log."""
-        dumps = self.dumps_directory
-        left = (
-            [path for path in dumps.iterdir() if path.name.startswith((dumping.PARTIAL, INCOMING))]
-            if dumps.is_dir()
-            else []
-        )
-        for path in left:
+        """Remove what an earlier sidecar left unfinished, and name it in the log; name dumps that are not whole, too."""
+        dumps, scratch = self.dumps_directory, self._settings.run_dir / "scratch"
+        found = sorted(dumps.iterdir()) if dumps.is_dir() else []
+        left = [path for path in found if path.name.startswith((dumping.PARTIAL, INCOMING, _DELETED))]
+        for path in [*left, *scratch.glob(f"{staging.STAGING}*")]:
+            self._log.warning("removing what was not finished", path=str(path))
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-            self._log.warning("removed what was not finished", path=str(path))
+        for path in found:
+            if not path.name.startswith("."):
+                self._tell_if_damaged(path)
+
+    def _tell_if_damaged(self, path: Path) -> None:
+        try:
+            Archive.open(path)
+        except (RefusedError, OSError) as error:
+            self._log.warning("a dump is not whole, and not listed; delete it", path=str(path), error=str(error))
 
     async def sweep_databases(self) -> None:
-        """Drop databases that an earlier sidecar did not finish filling."""
+        """Drop databases that an earlier sidecar did not finish filling or dropping, and name what is left of others."""
         await staging.sweep(self._settings.run_dir, self._log.warning)
 
     async def end(self) -> None:
@@ -423,8 +432,11 @@ def _source_report(checked: Checked, source: str) -> dict[str, Any]:
         []
         if manifest
         else [
-            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is whole and loads without an error",
+            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is not cut short and loads without an error",
             "the model that its memories were embedded with is not recorded in it",
+            "its rows have gzip's checksums, its names and definitions have none: a bit that changed there may not show"
+            if header.compression == "gzip"
+            else f"it has no checksums (compression {header.compression}): a bit that changed in it may not show",
         ]
     )
     return {
