@@ -324,8 +324,8 @@ class Administration:
                 try:
                     operation.enter("start hindsight-api")
                     await served.bring_api_up()
-                except BaseException:
-                    await moving.put_back(socket_dir, served, outgoing, chosen, operation)
+                except BaseException as error:
+                    await moving.put_back(socket_dir, served, outgoing, chosen, operation, error)
                     operation.report.clear()
                     raise
 
@@ -342,18 +342,29 @@ class Administration:
             TransientError: a server of an earlier sidecar still works in some of it.
 
         """
+        dumps, scratch = self.dumps_directory, self._settings.run_dir / "scratch"
         try:
             adoption.sweep(self._settings.pgdata, self._log.warning)
-            dumps = self.dumps_directory
-            for path in list(dumps.iterdir()) if dumps.is_dir() else []:
-                if path.name.startswith((dumping.PARTIAL, INCOMING)):
-                    _remove(path)
-                    self._log.warning("removed what was not finished", path=str(path))
+            found = sorted(dumps.iterdir()) if dumps.is_dir() else []
+            left = [path for path in found if path.name.startswith((dumping.PARTIAL, INCOMING))]
+            for path in [*left, *scratch.glob(f"{staging.STAGING}*")]:
+                self._log.warning("removing what was not finished", path=str(path))
+                _remove(path)
         except OSError as error:
             self._log.warning("what was not finished could not be removed", error=str(error))
+            return
+        for path in found:
+            if not path.name.startswith("."):
+                self._tell_if_damaged(path)
+
+    def _tell_if_damaged(self, path: Path) -> None:
+        try:
+            Archive.open(path).checksum  # noqa: B018 - it has one, or is refused
+        except (RefusedError, OSError) as error:
+            self._log.warning("a dump is not whole, and not listed; delete it", path=str(path), error=str(error))
 
     async def sweep_databases(self) -> None:
-        """Drop databases that an earlier sidecar did not finish filling."""
+        """Drop databases that an earlier sidecar did not finish filling or dropping, and name what is left of others."""
         await staging.sweep(self._settings.run_dir, self._log.warning)
 
     async def end(self) -> None:

@@ -307,8 +307,15 @@ class Client:
                         break  # it has answered already
                 else:
                     _sent(connection, b"" if length is not None else b"0\r\n\r\n")
+            try:
+                response = connection.getresponse()
+            except OSError as error:
+                raise CutError(
+                    f"the connection was cut while the archive was sent ({error}); `hindsight-sidecar operations` tells "
+                    "whether its restore was begun all the same"
+                ) from error
             with self._named_failures():
-                return self._answer(connection.getresponse()), seen.hexdigest()
+                return self._answer(response), seen.hexdigest()
 
     @contextlib.contextmanager
     def _transfer(self) -> Iterator[http.client.HTTPConnection]:

@@ -125,7 +125,7 @@ def sweep(pgdata: Path, tell: Callable[..., object]) -> None:
         if path.is_dir() and (alive := processes.postgres_in(path)):
             raise TransientError(f"PostgreSQL process {alive[0]} still works in {path}; it is left to end by itself")
     for path in _remove_work(pgdata):
-        tell("removed what was not finished", path=str(path))
+        tell("removing what was not finished", path=str(path))
 
 
 def kept(pgdata: Path) -> list[Kept]:

@@ -328,7 +328,7 @@ def read_through(source: BinaryIO, sink: Callable[[bytes], object]) -> tuple[byt
     if not 0 < size <= MANIFEST_MAX:
         raise RefusedError(f"{MANIFEST} would have {size} bytes; use an archive that `hindsight-sidecar dump` made")
     text = _exactly(source, size, MANIFEST)
-    _exactly(source, len(_padding(size)), MANIFEST)
+    _nothing(source, len(_padding(size)), f"the padding of {MANIFEST}")
     manifest = Manifest.from_bytes(text)
     size = _member(source, DUMP)
     if size != manifest.size:
@@ -345,6 +345,7 @@ def read_through(source: BinaryIO, sink: Callable[[bytes], object]) -> tuple[byt
             f"{DUMP} has sha256 {seen.hexdigest()}, and its manifest says {manifest.sha256}; it was damaged on the way, "
             "fetch it again"
         )
+    _nothing(source, len(_padding(size)) + _END, "its end")
     return text, manifest
 
 
@@ -360,6 +361,14 @@ def _member(source: BinaryIO, name: str) -> int:
             f"the archive has {member.name[:60]!r} where {name} was expected; use one that `hindsight-sidecar dump` made"
         )
     return member.size
+
+
+def _nothing(source: BinaryIO, size: int, what: str) -> None:
+    """Read what is empty in a tar, so that whoever cut or damaged it there is told too."""
+    if any(_exactly(source, size, what)):
+        raise RefusedError(
+            f"the archive has other bytes than zeros in {what}; it was damaged on the way, fetch it again"
+        )
 
 
 def _exactly(source: BinaryIO, size: int, what: str) -> bytes:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import psycopg
 from psycopg import sql
 
 from sidecar import contents, database, swapping, verification
 from sidecar.agreement import AGREEMENT, SAMPLE
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.contents import Contents, Moment
-from sidecar.errors import RefusedError, TransientError, VerificationError
+from sidecar.errors import RefusedError, SidecarError, TransientError, VerificationError
 from sidecar.operations import Operation
 from sidecar.staging import Staged
 
@@ -99,8 +100,8 @@ class Move:
             operation.report["kept"] = kept
             try:
                 await self.verify_served(staged, operation)
-            except BaseException:
-                await put_back(self.socket_dir, self.served, kept, staged.name, operation)
+            except BaseException as error:
+                await put_back(self.socket_dir, self.served, kept, staged.name, operation, error)
                 del operation.report["kept"]
                 raise
 
@@ -168,12 +169,25 @@ async def served_again(served: Served, operation: Operation) -> AsyncIterator[No
         served.over()
 
 
-async def put_back(socket_dir: Path, served: Served, kept: str, incoming: str, operation: Operation) -> None:
-    """Serve the old database again, and give the new one back its name; also while the sidecar stops."""
+async def put_back(
+    socket_dir: Path, served: Served, kept: str, incoming: str, operation: Operation, why: BaseException
+) -> None:
+    """Serve the old database again, and give the new one back its name; also while the sidecar stops.
+
+    Raises:
+        SidecarError: Postgres is gone, so the new one keeps the name; what is kept is named, and `why` it is not wanted.
+
+    """
     operation.enter("roll back")
     with contextlib.suppress(TransientError):  # stopping, or Postgres is down: the exchange itself tells
         await served.take_api_down(operation.name)
-    await swapping.exchange(socket_dir, kept, incoming)
+    try:
+        await swapping.exchange(socket_dir, kept, incoming)
+    except (psycopg.Error, TransientError) as error:
+        raise SidecarError(
+            f"{str(why).strip() or type(why).__name__}; and it could not be put back ({str(error).strip()}): the new database has "
+            f"the name, and the one that was served before is kept as {kept}: serve it again with `hindsight-sidecar rollback {kept}`"
+        ) from error
 
 
 async def look(socket_dir: Path, since: Moment) -> Contents:

@@ -66,7 +66,8 @@ class Programs:
             [self.binaries.program(name), *arguments],
             env={**self.environment, **(more or {})},
             cwd=self.cwd,
-            death_signal=signal.SIGKILL,
+            # Both tell their own workers, which inherit no death signal, and cancel what the server does for them.
+            death_signal=signal.SIGTERM,
             hear=take,
         )
         try:

@@ -232,8 +232,13 @@ def _source_report(checked: Checked, source: str) -> dict[str, Any]:
     unproved = []
     if manifest is None:
         unproved.append(
-            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is whole and loads "
-            "without an error"
+            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is not cut short and "
+            "loads without an error"
+        )
+        unproved.append(
+            "its rows have gzip's checksums, its names and definitions have none: a bit that changed there may not show"
+            if header.compression == "gzip"
+            else f"it has no checksums (compression {header.compression}): a bit that changed in it may not show"
         )
     if manifest is None or manifest.model is None:
         unproved.append(

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from sidecar import contents, database, dump_file, dumping, log, verification
+from sidecar import contents, database, dump_file, dumping, log, swapping, verification
 from sidecar.api_environment import ROLE
 from sidecar.archive import Manifest
 from sidecar.contents import Contents, Moment
@@ -259,12 +259,25 @@ async def drop(socket_dir: Path, name: str) -> None:
 
 
 async def sweep(socket_dir: Path, tell: Callable[..., object]) -> None:
-    """Drop databases that an earlier sidecar did not finish filling, each named in the log."""
+    """Drop databases that an earlier sidecar did not finish filling or dropping, each named in the log.
+
+    What a crash of Postgres leaves of a CREATE DATABASE is files that belong to no database. These are named alone: with
+    a damaged catalog they could be memories.
+    """
     async with await database.connect(socket_dir, SUPERUSER, "postgres") as connection:
         cursor = await connection.execute(
-            "SELECT datname AS name FROM pg_database WHERE starts_with(datname, %s)", (STAGING,)
+            "SELECT datname AS name FROM pg_database WHERE starts_with(datname, %s) "
+            "OR starts_with(datname, %s) AND datconnlimit = -2",  # of which a DROP DATABASE has begun
+            (STAGING, swapping.KEPT),
         )
         names = [str(row["name"]) for row in await cursor.fetchall()]
+        cursor = await connection.execute(
+            "SELECT current_setting('data_directory') || '/base/' || name AS path FROM pg_ls_dir('base') AS name "
+            "WHERE name ~ '^[0-9]+$' AND NOT EXISTS (SELECT FROM pg_database WHERE oid::text = name) ORDER BY 1"
+        )
+        strays = [str(row["path"]) for row in await cursor.fetchall()]
     for name in names:
+        tell("dropping a database that was not finished", database=name)
         await drop(socket_dir, name)
-        tell("dropped a database that was not finished", database=name)
+    for path in strays:
+        tell("a crash left files that belong to no database; delete them while the sidecar is stopped", path=path)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ _MARGIN = 64 * MIB  # bytes that a copy leaves free
 _NAME_MAX = 63  # bytes of a name in PostgreSQL
 _TRIES = 6  # PostgreSQL waits 5 s each time for whoever is still connected
 _PAUSE = 0.25  # seconds between them
+_CRASHES = 3  # of Postgres in the middle of an exchange, after which it is given up
+_AWAY = 60.0  # seconds for Postgres to come back after one
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,60 @@ def kept_name(now: datetime | None = None) -> str:
 async def exchange(socket_dir: Path, incoming: str, outgoing: str) -> None:
     """Give the served database the name `outgoing`, and the database `incoming` the served name, both or neither.
 
-    Whoever is connected to either is disconnected. hindsight-api has to be down.
+    Whoever is connected to either is disconnected. hindsight-api has to be down. Where Postgres ends meanwhile, its
+    next start is waited for: it may have committed before it could say so, and otherwise it is tried again. Cancelled,
+    both have the names of before.
 
     Raises:
         TransientError: someone connects again and again; nothing was renamed.
+        psycopg.OperationalError: Postgres does not come back, or ends each time.
 
     """
+    work = asyncio.ensure_future(_exchange(socket_dir, incoming, outgoing))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})  # a COMMIT that was sent is not called back, and its answer is not heard
+        if work.exception() is None:
+            await _exchange(socket_dir, outgoing, incoming)
+        raise
+
+
+async def _exchange(socket_dir: Path, incoming: str, outgoing: str) -> None:
     served, one, other = sql.Identifier(DATABASE), sql.Identifier(incoming), sql.Identifier(outgoing)
-    async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
-        await _alone(
-            connection,
-            [DATABASE, incoming],
-            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(served, other),
-            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(one, served),
-            # What is kept is not written to by accident.
-            sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(other),
-            sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(served),
-        )
+    for crash in range(1, _CRASHES + 1):
+        try:
+            async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
+                await _alone(
+                    connection,
+                    [DATABASE, incoming],
+                    sql.SQL("ALTER DATABASE {} RENAME TO {}").format(served, other),
+                    sql.SQL("ALTER DATABASE {} RENAME TO {}").format(one, served),
+                    # What is kept is not written to by accident.
+                    sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(other),
+                    sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(served),
+                )
+        except psycopg.OperationalError:
+            if await _exists_after_a_crash(socket_dir, outgoing):
+                return
+            if crash == _CRASHES:
+                raise
+        else:
+            return
+
+
+async def _exists_after_a_crash(socket_dir: Path, name: str) -> bool:
+    """Tell whether there is a database of this name, once Postgres answers. Raises psycopg.OperationalError where it does not."""
+    deadline = time.monotonic() + _AWAY
+    while True:
+        try:
+            async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
+                cursor = await connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+                return await cursor.fetchone() is not None
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(_PAUSE)
 
 
 async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:

