@@ -12,12 +12,13 @@ from typing import Any, Protocol
 from sidecar import (
     __version__,
     archive,
-    contents,
     dump_file,
     dumping,
+    freezing,
     log,
     moving,
     sizing,
+    source,
     source_url,
     staging,
     swapping,
@@ -233,37 +234,43 @@ class Administration:
 
         return self.operations.start(Kind.RESTORE, work)
 
-    def migrate(self, url: str, wish: Wish, *, freeze: bool = False) -> Operation:
+    def migrate(self, url: str, wish: Wish, *, freeze: bool = False, password: str | None = None) -> Operation:
         """Begin to bring in the memories of a database elsewhere, all of it from one snapshot. Raises BusyError, RefusedError.
 
-        With `freeze` the source accepts no writes meanwhile; without, later writes there are detected and named.
+        With `freeze` the source accepts no writes meanwhile, but for a dry run. Later writes there are detected and named.
         """
-        address, programs = source_url.parse(url), self._parts.programs
-        source = source_url.shown(address)
+        parts = self._parts
+        address, programs, known = source_url.parse(url, password), parts.programs, parts.known_revisions
 
         async def work(operation: Operation) -> None:
             self.dumps_directory.mkdir(mode=0o700, exist_ok=True)
             directory = self.dumps_directory / f"{INCOMING}{operation.id}"
             directory.mkdir(mode=0o700)
+            freezes = freeze and not wish.dry_run
             try:
-                async with dumping.frozen(address) if freeze else contextlib.nullcontext():
-                    fetched = await dumping.dump(address, programs, directory, operation, versions={}, model=None)
-                    await self._restore(fetched.directory / DUMP, fetched.manifest, wish, operation, source)
-                    await _name_later_writes(address, fetched.manifest, operation)
+                await source.check(address, operation, programs.binaries.major, known)
+                async with freezing.frozen(address, directory, operation) if freezes else contextlib.nullcontext():
+                    fetched = await source.fetch(address, programs, directory, operation)
+                    await self._restore(
+                        fetched.directory / DUMP, fetched.manifest, wish, operation, source_url.shown(address)
+                    )
+                    await source.look_again(address, fetched.manifest.contents, operation)
+            except asyncio.CancelledError as error:
+                source.check_served(operation, error)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
 
         return self.operations.start(Kind.MIGRATE, work)
 
     async def _restore(
-        self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, source: str
+        self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, named: str
     ) -> None:
         parts, socket_dir = self._parts, self._settings.run_dir
         operation.enter("check")
         checked = await staging.preflight(file, manifest, parts.programs, socket_dir, parts.known_revisions)
         self._check_model(manifest, wish)
         await self._check_room(checked)
-        operation.report |= _source_report(checked, source)
+        operation.report |= _source_report(checked, named)
         move = Move(socket_dir, parts, parts.recall, discard_newer=wish.discard_newer, force_model=wish.force_model)
         if wish.dry_run:
             staged = await self._stage(checked, operation)
@@ -272,7 +279,7 @@ class Administration:
             return
         origin = {
             "operation": operation.name,
-            "source": source,
+            "source": named,
             "memories": manifest.contents.memories if manifest else None,
         }
         model = parts.model.identity.to_json()
@@ -292,7 +299,7 @@ class Administration:
             raise RefusedError(
                 f"the memories have {told} dimensions, and the model at hand {dimension}; use the model they were made with"
             )
-        operation.report["memories"] = staged.contents.memories
+        operation.report |= {"memories": staged.contents.memories, "dimensions": staged.contents.dimensions}
         return staged
 
     def _check_model(self, manifest: Manifest | None, wish: Wish) -> None:
@@ -374,6 +381,7 @@ class Administration:
             else []
         )
         for path in left:
+            freezing.warn_of_frozen(path, self._log.warning)
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -388,14 +396,6 @@ class Administration:
         """End what runs, as the sidecar stops."""
         with contextlib.suppress(RefusedError):
             await self.operations.end()
-
-
-async def _name_later_writes(address: dumping.Address, manifest: Manifest, operation: Operation) -> None:
-    """Compare the source with what was fetched: what was written there since is named, and is not here."""
-    operation.enter("look at the source again")
-    async with await address.connect() as connection, connection.transaction():
-        now = await contents.read(connection)
-    operation.report["written_there_since"] = moving.newer_than(manifest.contents, now)
 
 
 def _unpack(directory: Path) -> tuple[Path, Manifest | None]:
@@ -417,18 +417,19 @@ def _unpack(directory: Path) -> tuple[Path, Manifest | None]:
     return directory / DUMP, None
 
 
-def _source_report(checked: Checked, source: str) -> dict[str, Any]:
+def _source_report(checked: Checked, named: str) -> dict[str, Any]:
     manifest, header = checked.manifest, checked.header
-    unproved = (
-        []
-        if manifest
-        else [
-            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is whole and loads without an error",
-            "the model that its memories were embedded with is not recorded in it",
-        ]
-    )
+    unproved = []
+    if manifest is None:
+        unproved.append(
+            "the file has no manifest: that it holds every row of its source cannot be proved, only that it is whole and loads without an error"
+        )
+    if manifest is None or manifest.model is None:
+        unproved.append(
+            "the model that its memories were embedded with is not recorded in it: after the exchange some are recalled, and their vectors have to agree with the model at hand"
+        )
     return {
-        "source": source,
+        "source": named,
         "from": {"postgres": header.server, "pg_dump": header.pg_dump, "made": manifest.made.isoformat() if manifest else None,
                  "versions": manifest.versions if manifest else None},
         "model": manifest.model if manifest else None,

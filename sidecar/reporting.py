@@ -43,7 +43,7 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
     if operation["outcome"] != "done":
         comparison = report.get("comparison")
         return comparison_lines(comparison) if comparison and comparison["faults"] else []
-    lines = [f"source    {name}, sha256 {sha256}"]
+    lines = [f"source    {name}{_hash(sha256, ', sha256 ')}"]
     if origin := report.get("from"):
         versions = {"postgres": origin["postgres"], "pg_dump": origin["pg_dump"], **(origin["versions"] or {})}
         lines.append(f"made      {moment(origin['made'])}, by {_versions(versions)}")
@@ -51,12 +51,19 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
         lines += ["", *comparison_lines(comparison), ""]
         lines += [f"noted     {note}" for note in comparison["notes"]]
     lines += _model_lines(report.get("model"), model)
+    lines += _dimension_lines(report.get("dimensions"), model)
     lines += [f"newer     {change}, since this began" for change in report.get("newer", [])]
     if recalled := report.get("recalled"):
         lines.append(
             f"recalled  {recalled['memories']} memories by their own texts, similarity {recalled['median_similarity']} (median)"
         )
+    lines += [
+        f"LATER     {change}, at the source since it was read: not here"
+        for change in report.get("written_there_since", [])
+    ]
     lines += [f"UNPROVED  {sentence}" for sentence in report.get("unproved", [])]
+    if undo := report.get("still_frozen"):
+        lines.append(f"FROZEN    the source still accepts no writes; undo it there, with psql: {undo}")
     last = rehearsed_line(operation, name) if report.get("dry_run") else restored_line(operation, name, sha256)
     return [*lines, "", last]
 
@@ -65,10 +72,21 @@ def _model_lines(there: Json | None, here: Json | None) -> list[str]:
     if here is None:
         return []
     if there is None:
-        return [f"model     {model_text(here)} here"]
+        return [f"model     not recorded there, {model_text(here)} here"]
     if all(here.get(name) == value for name, value in there.items()):
         return [f"model     {model_text(here)}, there and here"]
     return [f"model     {model_text(there)} there, {model_text(here)} here: NOT EQUAL"]
+
+
+def _dimension_lines(there: Mapping[str, int] | None, here: Json | None) -> list[str]:
+    if not there or here is None:
+        return []
+    found = ", ".join("not fixed" if one < 0 else str(one) for one in sorted(set(there.values())))
+    return [f"dimension {found} of the memories, {here['dimension']} of the model here"]
+
+
+def _hash(sha256: str, before: str, after: str = "") -> str:
+    return f"{before}{sha256}{after}" if sha256 else ""
 
 
 def comparison_lines(comparison: Json) -> list[str]:
@@ -101,8 +119,9 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 def restored_line(operation: Json, name: str, sha256: str) -> str:
     """Return one line for a change log."""
     report = operation["report"]
+    verb = "migrated" if operation["kind"] == "migrate" else "restored"
     return (
-        f"{moment(operation['ended'])}: {report['memories']} memories restored from {name} (sha256 {sha256}); "
+        f"{moment(operation['ended'])}: {report['memories']} memories {verb} from {name}{_hash(sha256, ' (sha256 ', ')')}; "
         f"{_equal(report.get('comparison'))}; the old database is kept as {report['kept']}"
     )
 

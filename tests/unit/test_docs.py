@@ -21,7 +21,7 @@ from sidecar.status import RETRY_AFTER, Status
 from sidecar.upstream import Upstream
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["settings.md", "endpoints.md", "commands.md", "metrics.md", "troubleshooting.md"]
+PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "troubleshooting.md"]
 
 
 def text(page: str) -> str:
