@@ -40,7 +40,7 @@ async def check(address: Address, operation: Operation, major: int, known_revisi
                 raise RefusedError(await _foreign(connection, where))
             found = await alembic_revisions(connection)
         except psycopg.Error as error:
-            raise SourceError(f"{where} cannot be read ({said(error)}); connect as the role that owns it") from error
+            raise _unreadable(where, error) from error
     newer = sorted({name for names in found.values() for name in names} - known_revisions)
     if newer:
         raise RefusedError(
@@ -60,7 +60,15 @@ async def _connected(address: Address, operation: Operation) -> Connection:
             operation.report["unreachable"] = where
             raise SourceError(f"{where} cannot be reached ({text})") from error
         given = "the password that was sent" if address.environment else "no password, since none was found or sent"
-        raise SourceError(f"{where} does not let us in, with {given} ({text})") from error
+        how = f", with {given}" if "password" in text else ""
+        raise SourceError(f"{where} does not let us in{how} ({text})") from error
+
+
+def _unreadable(where: str, error: psycopg.Error) -> SourceError:
+    allowed = not isinstance(error, psycopg.errors.InsufficientPrivilege)
+    return SourceError(
+        f"{where} cannot be read ({said(error)})" + ("" if allowed else "; connect as the role that owns it")
+    )
 
 
 def said(error: BaseException) -> str:
@@ -107,8 +115,7 @@ async def fetch(address: Address, programs: Programs, directory: Path, operation
     try:
         return await dumping.dump(address, programs, directory, operation, versions={}, model=None)
     except psycopg.Error as error:
-        where = source_url.shown(address)
-        raise SourceError(f"{where} cannot be read ({said(error)}); connect as the role that owns it") from error
+        raise _unreadable(source_url.shown(address), error) from error
 
 
 async def look_again(address: Address, before: Contents, operation: Operation) -> None:

@@ -120,11 +120,6 @@ def begin(target: RunningSidecar, server: TcpServer, url: str, **more: Any) -> A
     return ask(target, "POST", "/v1/migrations", {"from": url, "password": server.password, **more})
 
 
-def count(target: RunningSidecar) -> int:
-    found: int = ask(target, "GET", "/v1/databases").status and target.health()["memory_count"]
-    return found
-
-
 # What is refused -----------------------------------------------------------------------------------------------
 
 
@@ -201,7 +196,7 @@ def test_from_outside_with_a_token_and_a_password_file(
     assert (line[1], line[2]) == ("369", server.url("memories"))
     assert min(map(int, line.groups()[2:5])) > 10
     assert ask(target, "GET", "/v1/databases").json()["kept"][0]["name"] == line[6]
-    wait_for(lambda: count(target) == MIGRATED, 5, "369 memories counted")
+    wait_for(lambda: target.health()["memory_count"] == MIGRATED, 5, "369 memories counted")
     question = memories["paraphrases"][0]
     assert target.recall(question["bank"], question["query"])
     told = json.dumps(ask(target, "GET", "/v1/operations").json()) + target.log_text()
@@ -370,15 +365,8 @@ def upstream(target: RunningSidecar, home: Path) -> Iterator[int]:
         with upstream_api.running_api(target, home, changes) as port:
             yield port
     finally:
-        stop = [
-            "/usr/bin/setpriv",
-            *UNPRIVILEGED,
-            "--",
-            made.servers() / "pg0" / "bin" / "pg0",
-            "stop",
-            "--name",
-            "hindsight",
-        ]
+        become = ["/usr/bin/setpriv", *UNPRIVILEGED, "--"] if UNPRIVILEGED else []
+        stop = [*become, made.servers() / "pg0" / "bin" / "pg0", "stop", "--name", "hindsight"]
         subprocess.run(
             stop, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, check=False, capture_output=True, timeout=60
         )
