@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from sidecar import log, source_url
+from sidecar import log, source, source_url
 from sidecar.database import Connection
 from sidecar.dumping import Address
 from sidecar.errors import RefusedError
@@ -36,7 +36,7 @@ async def frozen(address: Address, directory: Path, operation: Operation) -> Asy
 
     Raises:
         RefusedError: the role may not do this; nothing was changed there.
-        psycopg.Error: the server went away.
+        SourceError, psycopg.Error: it cannot be done there, or the server went away.
 
     """
     where = source_url.shown(address)
@@ -101,9 +101,8 @@ async def _freeze(connection: Connection, where: str) -> None:
             while await _any_of(connection, pids):  # noqa: ASYNC110 - they are another server's processes
                 await asyncio.sleep(_PAUSE)
     except psycopg.errors.InsufficientPrivilege as error:
-        said = str(error).strip().splitlines()[0]
         raise RefusedError(
-            f"{where} cannot be frozen ({said}); connect as its owner, with pg_signal_backend where other roles use it, "
+            f"{where} cannot be frozen ({source.said(error)}); connect as its owner, with pg_signal_backend where other roles use it, "
             "or stop the writers and leave freezing out"
         ) from error
     except TimeoutError as error:
@@ -111,6 +110,8 @@ async def _freeze(connection: Connection, where: str) -> None:
             f"{where} cannot be frozen: sessions that were told to end are still there after {_SESSIONS_GONE:g} s; stop "
             "what writes there, and try again"
         ) from error
+    except psycopg.Error as error:  # a standby, or the server went away
+        raise source.SourceError(f"{where} cannot be frozen ({source.said(error)})") from error
 
 
 async def _any_of(connection: Connection, pids: list[int]) -> bool:

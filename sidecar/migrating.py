@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from sidecar import archive, moving, passwords, progress, source_url
-from sidecar.administering import FileSource, Source, Upload, check
+from sidecar.administering import Console, FileSource, Source, Upload, check
 from sidecar.administration_client import CHUNK, SOURCE_TOKEN, Client, Json, checked_url, token_from
 from sidecar.archive import Manifest
 from sidecar.contents import Contents
@@ -128,8 +128,13 @@ class SidecarSource:
         try:
             yield identifier
         finally:
-            with contextlib.suppress(SidecarError):  # `dumps` lists it there
+            try:
                 self._there.call("DELETE", f"/v1/dumps/{identifier}")
+            except SidecarError as error:
+                Console.aside(
+                    f"the dump {identifier} is still on the volume of {self.name} ({error}); delete it there: "
+                    f"`hindsight-sidecar dumps --delete {identifier}`"
+                )
 
     def _manifest(self, identifier: str) -> Manifest:
         """Return a dump's manifest, which is the beginning of its archive."""

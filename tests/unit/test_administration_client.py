@@ -858,6 +858,17 @@ def test_what_cannot_be_seen_of_later_writes_is_said(restoring: Fake, there: Any
     )
 
 
+def test_a_dump_that_stays_there_is_named(restoring: Fake, there: Any) -> None:
+    assert restoring
+    there.table[f"DELETE /v1/dumps/{ID}"] = problem(503, "not so now")
+    done = run("migrate", "--from", at(there), "--yes")
+    assert done.exit_code == 0
+    assert done.stderr == (
+        f"the dump {ID} is still on the volume of {at(there)} (not so now); delete it there: "
+        f"`hindsight-sidecar dumps --delete {ID}`\n"
+    )
+
+
 @pytest.mark.parametrize(("status", "code"), [(401, 1), (403, 1), (409, 1), (422, 4)])
 def test_a_source_that_refuses(status: int, code: int, restoring: Fake, there: Any) -> None:
     assert restoring
