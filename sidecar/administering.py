@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 from urllib.parse import quote
 
 import typer
 
 from sidecar import inspection, progress, reporting
-from sidecar.administration_client import Client, Json, ProblemError
+from sidecar.administration_client import Client, Json, ProblemError, UnreachableError
 from sidecar.destination import STDIO, destination
 from sidecar.errors import RefusedError, SidecarError, VerificationError
 from sidecar.progress import Tell
@@ -66,6 +66,8 @@ def follow(client: Client, begin: Callable[[Tell], Json]) -> Json:
 def check(operation: Json) -> None:
     """Raise what an operation that did not end well ended with."""
     if operation["outcome"] != "done":
+        if "unreachable" in operation["report"]:
+            raise UnreachableError(f"{operation['kind']} {operation['outcome']}: {operation['error']}")
         raise _ENDINGS.get(str(operation["outcome"]), SidecarError)(
             f"{operation['kind']} {operation['outcome']}: {operation['error']}"
         )
@@ -173,29 +175,73 @@ class Wanted:
         return {"dry_run": dry_run, "discard_newer": self.discard_newer, "force_model": self.force_model}
 
 
-class Source:
-    """What is restored: a file, standard input, or a dump on the volume.
+class Source(Protocol):
+    """What memories come from.
 
     Attributes:
         name: of it, for a person.
-        sha256: of the archive; empty before it was sent.
+        sha256: of the archive; empty where there is none, and before it was sent.
 
     """
+
+    name: str
+    sha256: str
+
+    def begin(self, options: dict[str, bool], tell: Tell) -> Json:
+        """Begin to bring them in, or a rehearsal of that."""
+
+    def keep(self, operation: Json) -> None:
+        """Remember what a rehearsal kept."""
+
+    def look_again(self, operation: Json) -> None:
+        """Add to the report of what was brought in what the source has that did not come along, if that is known here."""
+
+    def discard(self) -> None:
+        """Remove what a rehearsal kept, if it still is."""
+
+
+class Upload:
+    """An upload that a rehearsal kept, so that it is not sent again."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._kept: str | None = None
+
+    def begin(self, options: dict[str, bool]) -> Json | None:
+        """Begin its restore; None where nothing is kept."""
+        if self._kept is None:
+            return None
+        operation = self._client.call("POST", "/v1/restores", {"upload": self._kept, **options})
+        self._kept = None  # the operation's now
+        return operation
+
+    def keep(self, operation: Json) -> None:
+        """Remember what a rehearsal kept."""
+        self._kept = operation["report"].get("upload")
+
+    def discard(self) -> None:
+        """Remove what a rehearsal kept, if it still is."""
+        if self._kept is not None:
+            with contextlib.suppress(SidecarError):  # the next start of the sidecar removes it
+                self._client.call("DELETE", f"/v1/restores/{self._kept}")
+
+
+class FileSource:
+    """A file, standard input, or a dump on the volume."""
 
     def __init__(self, client: Client, file: str | None, dump: str | None) -> None:
         self._client = client
         self._file = file
         self._dump = dump
-        self._upload: str | None = None
+        self._upload = Upload(client)
         self.name = {STDIO: "standard input"}.get(file, Path(file).name) if file is not None else f"dump {dump}"
         self.sha256 = "" if dump is None else str(dump_of(client, dump)["sha256"])
 
     def begin(self, options: dict[str, bool], tell: Tell) -> Json:
         """Begin its restore; what was kept of a rehearsal is not sent again."""
-        if self._file is None or self._upload is not None:
-            named = {"dump": self._dump} if self._file is None else {"upload": self._upload}
-            operation = self._client.call("POST", "/v1/restores", {**named, **options})
-            self._upload = None  # the operation's now
+        if self._file is None:
+            return self._client.call("POST", "/v1/restores", {"dump": self._dump, **options})
+        if (operation := self._upload.begin(options)) is not None:
             return operation
         with _opened(self._file) as (file, length):
             operation, self.sha256 = self._client.upload(file, length, options, tell)
@@ -203,13 +249,14 @@ class Source:
 
     def keep(self, operation: Json) -> None:
         """Remember what a rehearsal kept."""
-        self._upload = operation["report"].get("upload")
+        self._upload.keep(operation)
+
+    def look_again(self, operation: Json) -> None:
+        """Do nothing: what was written at its source since cannot be seen from a file."""
 
     def discard(self) -> None:
         """Remove what a rehearsal kept, if it still is."""
-        if self._upload is not None:
-            with contextlib.suppress(SidecarError):  # the next start of the sidecar removes it
-                self._client.call("DELETE", f"/v1/restores/{self._upload}")
+        self._upload.discard()
 
 
 class ForeignCluster:
@@ -235,6 +282,9 @@ class ForeignCluster:
     def keep(self, operation: Json) -> None:
         """Remember nothing: a rehearsal keeps nothing."""
 
+    def look_again(self, operation: Json) -> None:
+        """Do nothing: nothing runs on it."""
+
     def discard(self) -> None:
         """Remove nothing."""
 
@@ -255,7 +305,7 @@ def _opened(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
         yield file, status.st_size or None  # a pipe or a device has none
 
 
-def restore(client: Client, source: Source | ForeignCluster, wanted: Wanted, console: Console) -> None:
+def restore(client: Client, source: Source, wanted: Wanted, console: Console) -> None:
     """Restore, after a rehearsal and a question; or at once with `yes`, or not at all with `dry_run`.
 
     Raises:
@@ -278,13 +328,13 @@ def restore(client: Client, source: Source | ForeignCluster, wanted: Wanted, con
         restored = follow(client, lambda tell: source.begin(wanted.options(dry_run=False), tell))
     finally:
         source.discard()
+    if restored["outcome"] == "done":
+        source.look_again(restored)
     _show(restored, source, model, console, result=True)
     check(restored)
 
 
-def _show(
-    operation: Json, source: Source | ForeignCluster, model: Json | None, console: Console, *, result: bool
-) -> None:
+def _show(operation: Json, source: Source, model: Json | None, console: Console, *, result: bool) -> None:
     """Show a report; on standard error where another one is the result."""
 
     def lines() -> list[str]:
@@ -296,24 +346,18 @@ def _show(
         console.result(operation | {"source_sha256": source.sha256}, lines)
 
 
-def _ask(client: Client, rehearsed: Json, source: Source | ForeignCluster, console: Console) -> None:
+def _ask(client: Client, rehearsed: Json, source: Source, console: Console) -> None:
     """Ask whether to replace what is served. Raises RefusedError where not."""
     if not console.is_terminal():
         raise RefusedError("nothing was replaced, since nobody can be asked here; add --yes to replace what is served")
     memories = f"{rehearsed['report']['memories']} memories of {source.name}"
-    if isinstance(source, ForeignCluster):
-        console.aside(
-            f"\nNothing is served now; {memories} come into a new cluster. The old one is kept as it is, and its new name "
-            "is told afterwards."
-        )
-        console.check_agreed("Serve them?")
-        return
-    served = client.get("/v1/status")["health"]["memory_count"]
-    count = "an unknown number of" if served is None else served
-    console.aside(
-        f"\n{count} memories are served now; {memories} come instead. The database that is served now is kept, and its name "
-        "is told afterwards."
-    )
+    if rehearsed["kind"] == "adopt":
+        told = f"Nothing is served now; {memories} come into a new cluster. The old one is kept as it is"
+    else:
+        served = client.get("/v1/status")["health"]["memory_count"]
+        count = "an unknown number of" if served is None else served
+        told = f"{count} memories are served now; {memories} come instead. The database that is served now is kept"
+    console.aside(f"\n{told}, and its name is told afterwards.")
     console.check_agreed("Replace them?")
 
 

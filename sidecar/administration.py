@@ -15,13 +15,14 @@ from sidecar import (
     __version__,
     adoption,
     archive,
-    contents,
     dump_file,
     dumping,
     foreign_cluster,
+    freezing,
     log,
     moving,
     schedule,
+    source,
     source_url,
     staging,
     swapping,
@@ -238,23 +239,28 @@ class Administration:
 
         return self.operations.start(Kind.RESTORE, work)
 
-    def migrate(self, url: str, wish: Wish, *, freeze: bool = False) -> Operation:
+    def migrate(self, url: str, wish: Wish, *, freeze: bool = False, password: str | None = None) -> Operation:
         """Begin to bring in the memories of a database elsewhere, all of it from one snapshot. Raises BusyError, RefusedError.
 
-        With `freeze` the source accepts no writes meanwhile; without, later writes there are detected and named.
+        With `freeze` the source accepts no writes meanwhile, but for a dry run. Later writes there are detected and named.
         """
-        address, programs = source_url.parse(url), self._parts.programs
-        source = source_url.shown(address)
+        parts = self._parts
+        address, programs, known = source_url.parse(url, password), parts.programs, parts.known_revisions
 
         async def work(operation: Operation) -> None:
             self.dumps_directory.mkdir(mode=0o700, exist_ok=True)
             directory = self.dumps_directory / f"{INCOMING}{operation.id}"
             directory.mkdir(mode=0o700)
+            freezes = freeze and not wish.dry_run
             try:
-                async with dumping.frozen(address) if freeze else contextlib.nullcontext():
-                    fetched = await dumping.dump(address, programs, directory, operation, versions={}, model=None)
-                    await self._restoring.restore(fetched.directory / DUMP, fetched.manifest, wish, operation, source)
-                    await _name_later_writes(address, fetched.manifest, operation)
+                await source.check(address, operation, programs.binaries.major, known)
+                async with freezing.frozen(address, directory, operation) if freezes else contextlib.nullcontext():
+                    fetched = await source.fetch(address, programs, directory, operation)
+                    named = source_url.shown(address)
+                    await self._restoring.restore(fetched.directory / DUMP, fetched.manifest, wish, operation, named)
+                    await source.look_again(address, fetched.manifest.contents, operation)
+            except asyncio.CancelledError as error:
+                source.check_served(operation, error)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
 
@@ -348,6 +354,7 @@ class Administration:
             found = sorted(dumps.iterdir()) if dumps.is_dir() else []
             left = [path for path in found if path.name.startswith((dumping.PARTIAL, INCOMING))]
             for path in [*left, *scratch.glob(f"{staging.STAGING}*")]:
+                freezing.warn_of_frozen(path, self._log.warning)
                 self._log.warning("removing what was not finished", path=str(path))
                 _remove(path)
         except OSError as error:
@@ -378,14 +385,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-async def _name_later_writes(address: dumping.Address, manifest: Manifest, operation: Operation) -> None:
-    """Compare the source with what was fetched: what was written there since is named, and is not here."""
-    operation.enter("look at the source again")
-    async with await address.connect() as connection, connection.transaction():
-        now = await contents.read(connection)
-    operation.report["written_there_since"] = moving.newer_than(manifest.contents, now)
 
 
 def _unpack(directory: Path) -> tuple[Path, Manifest | None]:

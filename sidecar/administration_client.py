@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from sidecar import probe
@@ -23,6 +23,7 @@ from sidecar.errors import RefusedError, SidecarError, VerificationError
 from sidecar.progress import Meter, Progress, Tell
 
 TOKEN = "HINDSIGHT_SIDECAR_TOKEN"  # noqa: S105 - the variable's name
+SOURCE_TOKEN = "HINDSIGHT_SIDECAR_SOURCE_TOKEN"  # noqa: S105 - likewise
 CHUNK = 2**20  # bytes
 RUNNING = "running"  # the outcome of an operation that has not ended
 _TIMEOUT = 120.0  # seconds that a connection may be silent
@@ -56,23 +57,21 @@ class InterruptedByUserError(SidecarError):
     """Ctrl-C, twice or where there is nothing to cancel; the text says what goes on without this command."""
 
 
-def token_from(environ: Mapping[str, str]) -> str | None:
-    """Return the token from the environment or its file; None where there is none.
+def token_from(environ: Mapping[str, str], name: str = TOKEN) -> str | None:
+    """Return the token of this name from the environment or its file; None where there is none.
 
     Raises:
         SidecarError: the file cannot be read, or the token cannot be sent.
 
     """
-    path, token = environ.get(f"{TOKEN}_FILE"), environ.get(TOKEN)
+    path, token = environ.get(f"{name}_FILE"), environ.get(name)
     if path:
         try:
             token = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
-            raise SidecarError(f"{TOKEN}_FILE names {path}, which cannot be read ({error})") from error
+            raise SidecarError(f"{name}_FILE names {path}, which cannot be read ({error})") from error
     if token and not _SENDABLE.fullmatch(token):
-        raise SidecarError(
-            f"the token of {TOKEN} has characters that no HTTP header can carry; use visible ASCII alone"
-        )
+        raise SidecarError(f"the token of {name} has characters that no HTTP header can carry; use visible ASCII alone")
     return token or None
 
 
@@ -85,6 +84,13 @@ def checked_url(url: str) -> str:
     if not plain or parts.path not in {"", "/"} or parts.port == 0:
         raise ValueError(f"{url!r} is no address; expected one such as http://127.0.0.1:8890")
     return url.removesuffix("/")
+
+
+class Readable(Protocol):
+    """What can be sent: a file, or what comes from elsewhere."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most so many bytes; none at the end."""
 
 
 @dataclass(frozen=True)
@@ -251,35 +257,28 @@ class Client:
             OSError: from `write`.
 
         """
+        with self.opened(identifier) as found:
+            meter = Meter("download", found.length, tell)
+            while piece := found.read(CHUNK):
+                write(piece)
+                meter.add(len(piece))
+        return found.sha256
+
+    @contextlib.contextmanager
+    def opened(self, identifier: str, span: tuple[int, int] | None = None) -> Iterator["Download"]:
+        """Have an archive as it comes, or the bytes of it from the first number up to and without the second."""
+        headers = {} if span is None else {"Range": f"bytes={span[0]}-{span[1] - 1}"}
+        wanted = http.client.OK if span is None else http.client.PARTIAL_CONTENT
         with self._transfer() as connection:
             with self._named_failures():
-                connection.request("GET", f"/v1/dumps/{quote(identifier, safe='')}", headers=self._headers({}))
+                connection.request("GET", f"/v1/dumps/{quote(identifier, safe='')}", headers=self._headers(headers))
                 response = connection.getresponse()
-                if response.status != http.client.OK:
+                if response.status != wanted:
                     self._answer(response)
                     raise http.client.HTTPException(f"it answered {response.status} where an archive was expected")
-            length = int(response.headers.get("content-length", "0"))
-            seen, received, meter = hashlib.sha256(), 0, Meter("download", length, tell)
-            while piece := self._piece(response):
-                seen.update(piece)
-                write(piece)
-                received += len(piece)
-                meter.add(len(piece))
-        if received != length:
-            raise CutError(f"the download was cut after {received} of {length} bytes")
-        told = response.headers.get("etag", "").strip('"')
-        if seen.hexdigest() != told:
-            raise VerificationError(f"what was downloaded has sha256 {seen.hexdigest()}, and the sidecar says {told}")
-        return told
+            yield Download(response, whole=span is None)
 
-    @staticmethod
-    def _piece(response: http.client.HTTPResponse) -> bytes:
-        try:
-            return response.read(CHUNK)
-        except (OSError, http.client.HTTPException):
-            return b""  # what is missing is told by its length
-
-    def upload(self, source: BinaryIO, length: int | None, wish: Mapping[str, bool], tell: Tell) -> tuple[Json, str]:
+    def upload(self, source: Readable, length: int | None, wish: Mapping[str, bool], tell: Tell) -> tuple[Json, str]:
         """Send an archive, and return the operation that restores it and the sha256 of what was sent.
 
         `length` is None for a stream, which is sent in chunks. Where the sidecar refuses, nothing or not all is sent.
@@ -334,6 +333,48 @@ class Client:
             raise self._unreachable(error) from error
 
 
+class Download:
+    """An archive as it comes from a sidecar, read like a file. Its last piece is given out once all of it is proved.
+
+    Attributes:
+        length: in bytes.
+        sha256: of the whole archive, as the sidecar says it.
+
+    """
+
+    def __init__(self, response: http.client.HTTPResponse, *, whole: bool) -> None:
+        self._response = response
+        self._whole = whole
+        self._seen = hashlib.sha256()
+        self._received = 0
+        self.length = int(response.headers.get("content-length", "0"))
+        self.sha256 = response.headers.get("etag", "").strip('"')
+
+    def read(self, size: int) -> bytes:
+        """Return at most so many bytes; none once all were given out.
+
+        Raises:
+            CutError: it ended early.
+            VerificationError: what came is not what the sidecar has.
+
+        """
+        if self._received == self.length or size == 0:
+            return b""
+        try:
+            piece = self._response.read(size)
+        except (OSError, http.client.HTTPException):
+            piece = b""
+        self._received += len(piece)
+        self._seen.update(piece)
+        if not piece:
+            raise CutError(f"the download was cut after {self._received} of {self.length} bytes")
+        if self._whole and self._received == self.length and self._seen.hexdigest() != self.sha256:
+            raise VerificationError(
+                f"what was downloaded has sha256 {self._seen.hexdigest()}, and the sidecar says {self.sha256}"
+            )
+        return piece
+
+
 def _is_welcome(connection: http.client.HTTPConnection) -> bool:
     """Wait for the word that the body may come, so that gigabytes are not sent to be refused."""
     if not select.select([connection.sock], [], [], _CONTINUE_PATIENCE)[0]:
@@ -353,7 +394,7 @@ def _sent(connection: http.client.HTTPConnection, data: bytes) -> bool:
     return True
 
 
-def _pieces(source: BinaryIO, length: int | None, meter: Meter) -> Iterator[bytes]:
+def _pieces(source: Readable, length: int | None, meter: Meter) -> Iterator[bytes]:
     sent = 0
     while piece := source.read(CHUNK if length is None else min(CHUNK, length - sent)):
         sent += len(piece)

@@ -8,7 +8,7 @@ import psycopg
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -67,6 +67,7 @@ class MigrationBody(_Body):
     """Where to bring memories from."""
 
     source: str = Field(alias="from", max_length=4096)
+    password: SecretStr | None = None
     freeze: bool = False
     dry_run: bool = False
     discard_newer: bool = False
@@ -183,7 +184,8 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
     @routes.post("/migrations", status_code=202, summary="Begin to bring in the memories of a Postgres elsewhere")
     async def migrate(request: Request, body: MigrationBody) -> Response:
         wish = Wish(body.dry_run, body.discard_newer, body.force_model)
-        return _begun(attach(request).migrate(body.source, wish, freeze=body.freeze))
+        password = body.password.get_secret_value() if body.password else None
+        return _begun(attach(request).migrate(body.source, wish, freeze=body.freeze, password=password))
 
     @routes.post(
         "/adoption", status_code=202, summary="Begin to bring in the memories of the foreign cluster at PGDATA"

@@ -26,9 +26,9 @@ DUMP = "memory.dump"
 CHECKSUM = "archive.sha256"
 MANIFEST_MAX = 64 * 2**20  # bytes; 2,000 tenants' definitions are about 20 MB
 _CHUNK = 2**20
-_BLOCK = tarfile.BLOCKSIZE
+BLOCK = tarfile.BLOCKSIZE
 _CHECKSUM_LINE = re.compile(rb"[0-9a-f]{64}  [^\n]+\n")
-_END = 2 * _BLOCK  # two empty blocks close a tar
+_END = 2 * BLOCK  # two empty blocks close a tar
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _header(name: str, size: int, made: datetime) -> bytes:
 
 
 def _padding(size: int) -> bytes:
-    return bytes(-size % _BLOCK)
+    return bytes(-size % BLOCK)
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,7 @@ def read_through(source: BinaryIO, sink: Callable[[bytes], object]) -> tuple[byt
         OSError: it cannot be read.
 
     """
-    size = _member(source, MANIFEST)
-    if not 0 < size <= MANIFEST_MAX:
-        raise RefusedError(f"{MANIFEST} would have {size} bytes; use an archive that `hindsight-sidecar dump` made")
+    size = manifest_size(_exactly(source, BLOCK, MANIFEST))
     text = _exactly(source, size, MANIFEST)
     _nothing(source, len(_padding(size)), f"the padding of {MANIFEST}")
     manifest = Manifest.from_bytes(text)
@@ -349,9 +347,22 @@ def read_through(source: BinaryIO, sink: Callable[[bytes], object]) -> tuple[byt
     return text, manifest
 
 
+def manifest_size(header: bytes) -> int:
+    """Return the size in bytes of the manifest, whose header is the first block of an archive.
+
+    Raises:
+        RefusedError: it is none of an archive's.
+
+    """
+    size = _member(io.BytesIO(header), MANIFEST)
+    if not 0 < size <= MANIFEST_MAX:
+        raise RefusedError(f"{MANIFEST} would have {size} bytes; use an archive that `hindsight-sidecar dump` made")
+    return size
+
+
 def _member(source: BinaryIO, name: str) -> int:
     """Read the header of the member that has to follow, and return its size in bytes."""
-    header = _exactly(source, _BLOCK, name)
+    header = _exactly(source, BLOCK, name)
     try:
         member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
     except (tarfile.TarError, ValueError, OverflowError) as error:

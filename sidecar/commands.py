@@ -40,6 +40,13 @@ ControlUrl = Annotated[
         help="A control address, such as a forwarded one; otherwise the control socket of the sidecar on this machine.",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be; replace nothing.")]
+DiscardNewer = Annotated[
+    bool, typer.Option("--discard-newer", help="Leave what is stored meanwhile in the old database.")
+]
+ForceModel = Annotated[
+    bool, typer.Option("--force-model", help="Serve memories that were embedded with another model.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Replace what is served without asking.")]
 
 
@@ -226,13 +233,9 @@ def restore(
     file: Annotated[str | None, typer.Argument(metavar="FILE|-", help="An archive, or a file of pg_dump -Fc.")] = None,
     dump: Annotated[str | None, typer.Option("--dump", metavar="ID", help="A dump on the volume instead.")] = None,
     yes: Yes = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be; replace nothing.")] = False,
-    discard_newer: Annotated[
-        bool, typer.Option("--discard-newer", help="Leave what is stored meanwhile in the old database.")
-    ] = False,
-    force_model: Annotated[
-        bool, typer.Option("--force-model", help="Serve memories that were embedded with another model.")
-    ] = False,
+    dry_run: DryRun = False,
+    discard_newer: DiscardNewer = False,
+    force_model: ForceModel = False,
     url: ControlUrl = None,
     as_json: Json = False,
 ) -> None:
@@ -243,7 +246,47 @@ def restore(
         raise typer.BadParameter("name a FILE (- for standard input) or a --dump of the volume, one of the two")
     wanted = administering.Wanted(yes, dry_run, discard_newer, force_model)
     with _administration(url) as client:
-        source = administering.Source(client, file, dump)
+        source = administering.FileSource(client, file, dump)
+        administering.restore(client, source, wanted, administering.Console(as_json=as_json))
+
+
+@app.command()
+def migrate(
+    origin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="postgresql://USER@HOST/DATABASE|http://HOST:PORT|FILE",
+            help="A Postgres, the control address of another sidecar, or a file as `restore` takes it.",
+        ),
+    ],
+    password_file: Annotated[
+        str | None,
+        typer.Option(
+            "--password-file",
+            metavar="FILE|-",
+            help="What holds the Postgres password; otherwise PGPASSWORD or ~/.pgpass.",
+        ),
+    ] = None,
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Let the source Postgres accept no writes until the memories are here.")
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    discard_newer: DiscardNewer = False,
+    force_model: ForceModel = False,
+    url: ControlUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the memories of a Postgres, of another sidecar or of a file instead of those that are served now."""
+    from sidecar import administering, migrating  # noqa: PLC0415
+
+    wanted = administering.Wanted(yes, dry_run, discard_newer, force_model)
+    with _administration(url) as client:
+        try:
+            source = migrating.source(client, origin, os.environ, freeze=freeze, password_file=password_file)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
         administering.restore(client, source, wanted, administering.Console(as_json=as_json))
 
 

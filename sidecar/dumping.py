@@ -1,16 +1,15 @@
 """Makes an archive of a database: its dump and what it held, both in one snapshot."""
 
 import asyncio
-import contextlib
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import psycopg
-from psycopg import IsolationLevel, sql
+from psycopg import IsolationLevel
 from psycopg.rows import dict_row
 
 from sidecar import archive, contents, dump_file, volume
@@ -55,10 +54,10 @@ class Address:
             psycopg.OperationalError: it cannot be reached.
 
         """
-        password = self.environment.get("PGPASSWORD")
-        parameters = {"connect_timeout": "10", **self.parameters}
+        # An empty password keeps libpq from taking the one of our own environment, which is meant for somewhere else.
+        secret = {"password": self.environment.get("PGPASSWORD", "")}
         connection: Connection = await psycopg.AsyncConnection.connect(
-            **{**parameters, **({"password": password} if password else {})},  # type: ignore[arg-type]
+            **{"connect_timeout": "10", **self.parameters, **secret},  # type: ignore[arg-type]
             autocommit=True,
             row_factory=dict_row,
         )
@@ -219,27 +218,6 @@ async def _follow(file: Path, until: asyncio.Task[None], operation: Operation) -
     while not until.done():
         operation.done = file.stat().st_size if file.exists() else 0
         await asyncio.wait({until}, timeout=_LOOK)
-
-
-@contextlib.asynccontextmanager
-async def frozen(address: Address) -> AsyncIterator[None]:
-    """Let a database accept no writes meanwhile: by its default for new sessions, the others are ended.
-
-    Raises:
-        psycopg.Error: the role may not do this, or the server went away.
-
-    """
-    name = sql.Identifier(address.parameters["dbname"])
-    async with await address.connect() as connection:
-        await connection.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
-        try:
-            await connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-            )
-            yield
-        finally:
-            await connection.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
 
 
 def kept(dumps: Path) -> list[Archive]:

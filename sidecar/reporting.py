@@ -44,7 +44,7 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
     if operation["outcome"] != "done":
         comparison = report.get("comparison")
         return comparison_lines(comparison) if comparison and comparison["faults"] else []
-    lines = [f"source    {name}" + (f", sha256 {sha256}" if sha256 else "")]
+    lines = [f"source    {name}{_hash(sha256, ', sha256 ')}"]
     if origin := report.get("from"):
         versions = {"postgres": origin["postgres"], "pg_dump": origin["pg_dump"], **(origin["versions"] or {})}
         lines.append(f"made      {moment(origin['made'])}, by {_versions(versions)}")
@@ -52,6 +52,7 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
         lines += ["", *comparison_lines(comparison), ""]
         lines += [f"noted     {note}" for note in comparison["notes"]]
     lines += _model_lines(report.get("model"), model)
+    lines += _dimension_lines(report.get("dimensions"), model)
     lines += [f"newer     {change}, since this began" for change in report.get("newer", [])]
     if agreed := report.get("agreement"):
         lines.append(
@@ -61,7 +62,13 @@ def restore_lines(operation: Json, name: str, sha256: str, model: Json | None) -
         lines.append(
             f"recalled  {recalled['memories']} memories by their own texts, similarity {recalled['median_similarity']} (median)"
         )
+    lines += [
+        f"LATER     {change}, at the source since it was read: not here"
+        for change in report.get("written_there_since", [])
+    ]
     lines += [f"UNPROVED  {sentence}" for sentence in report.get("unproved", [])]
+    if undo := report.get("still_frozen"):
+        lines.append(f"FROZEN    the source still accepts no writes; undo it there, with psql: {undo}")
     last = rehearsed_line(operation, name) if report.get("dry_run") else restored_line(operation, name, sha256)
     return [*lines, "", last]
 
@@ -70,10 +77,21 @@ def _model_lines(there: Json | None, here: Json | None) -> list[str]:
     if here is None:
         return []
     if there is None:
-        return [f"model     {model_text(here)} here"]
+        return [f"model     not recorded there, {model_text(here)} here"]
     if all(here.get(name) == value for name, value in there.items()):
         return [f"model     {model_text(here)}, there and here"]
     return [f"model     {model_text(there)} there, {model_text(here)} here: NOT EQUAL"]
+
+
+def _dimension_lines(there: Mapping[str, int] | None, here: Json | None) -> list[str]:
+    if not there or here is None:
+        return []
+    found = ", ".join("not fixed" if one < 0 else str(one) for one in sorted(set(there.values())))
+    return [f"dimension {found} of the memories, {here['dimension']} of the model here"]
+
+
+def _hash(sha256: str, before: str, after: str = "") -> str:
+    return f"{before}{sha256}{after}" if sha256 else ""
 
 
 def comparison_lines(comparison: Json) -> list[str]:
@@ -106,10 +124,10 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 def restored_line(operation: Json, name: str, sha256: str) -> str:
     """Return one line for a change log."""
     report = operation["report"]
-    source = f"{name} (sha256 {sha256})" if sha256 else name
+    verb = {"migrate": "migrated", "adopt": "adopted"}.get(operation["kind"], "restored")
     what = "cluster" if operation["kind"] == "adopt" else "database"
     return (
-        f"{moment(operation['ended'])}: {report['memories']} memories restored from {source}; "
+        f"{moment(operation['ended'])}: {report['memories']} memories {verb} from {name}{_hash(sha256, ' (sha256 ', ')')}; "
         f"{_equal(report.get('comparison'))}; the old {what} is kept as {report['kept']}"
     )
 

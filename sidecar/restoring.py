@@ -165,7 +165,7 @@ class Restoring:
         staged = await staging.stage(
             checked, place.programs, place.socket_dir, scratch, sizing.this_machine(), operation
         )
-        operation.report["memories"] = staged.contents.memories
+        operation.report |= {"memories": staged.contents.memories, "dimensions": staged.contents.dimensions}
         try:
             self._check_dimension(staged)
             await self._check_agreement(staged, wish, operation, place)

@@ -131,6 +131,7 @@ class Settings(BaseSettings):
     api_listen: ListenAddress = Address("127.0.0.1", 8887)
     api_key: Secret = None
     token: Secret = None
+    source_token: Secret = None
     tenant_key: Secret = None
     allowed_hosts: Names = ()
 
@@ -180,7 +181,7 @@ class Settings(BaseSettings):
             raise ValueError(f"{str(value)!r} is a relative path; expected an absolute one")
         return value
 
-    @field_validator("api_key", "token", "tenant_key")
+    @field_validator("api_key", "token", "source_token", "tenant_key")
     @classmethod
     def _not_blank(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():

@@ -26,3 +26,8 @@ def api_python(version: str = "1.1.0", flavor: str = "onnx") -> Path:
 def stand_in() -> Path:
     """Return the directory with the packages that carry the stand-in model."""
     return _existing("stand-in")
+
+
+def servers() -> Path:
+    """Return the directory with the PostgreSQL servers that memories are migrated from."""
+    return _existing("servers")

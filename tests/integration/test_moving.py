@@ -57,6 +57,25 @@ def test_369_memories_come_across(make_sidecar: Any, memories: dict[str, Any], t
 
 
 @pytest.mark.timeout(600)
+def test_369_memories_come_from_a_sidecar_that_runs(make_sidecar: Any, memories: dict[str, Any]) -> None:
+    token = "a-token-of-the-source"  # noqa: S105 - no secret
+    source = make_sidecar("0.8.4", HINDSIGHT_SIDECAR_TOKEN=token).start_ready()
+    target = make_sidecar("0.8.4", HINDSIGHT_SIDECAR_SOURCE_TOKEN=token).start_ready()
+    fill(source, memories)
+    before = recalls(source, memories)
+    done = target.command("migrate", "--from", f"http://127.0.0.1:{source.control_port}", "--yes")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    line = done.stdout.splitlines()[-1]
+    assert f"369 memories restored from http://127.0.0.1:{source.control_port} (sha256 " in line
+    assert not {"LATER", "UNPROVED"} & set(done.stdout.split())
+    assert recalls(target, memories) == before
+    assert len(before) == QUESTIONS
+    assert ask(source, "GET", "/v1/dumps").json() == {"dumps": []}
+    assert source.health()["memory_count"] == 369
+    assert token not in done.stdout + target.log_text() + source.log_text()
+
+
+@pytest.mark.timeout(600)
 def test_a_newer_version_keeps_a_copy_and_the_older_one_can_serve_it_again(make_sidecar: Any) -> None:
     old = make_sidecar("0.8.4").start_ready()
     old.retain("book", ["The spare key is under the blue flower pot."])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +31,9 @@ from sidecar.administration_client import (
     checked_url,
     token_from,
 )
+from sidecar.archive import DUMP as DUMP_FILE
+from sidecar.archive import Archive, Manifest, finish
+from sidecar.contents import Contents, Table
 from sidecar.errors import RefusedError, SidecarError, VerificationError
 from sidecar.progress import Progress
 
@@ -741,6 +745,210 @@ def test_a_file_that_is_not_there(restoring: Fake, tmp_path: Path) -> None:
     assert restoring.asked == ["GET /v1/status"]
 
 
+# Commands: migrate ---------------------------------------------------------------------------------------------
+
+LATER_ID = "20261129T220000Z-cd34"
+URL = "postgresql://anna@db.example/memories"
+
+
+def made_archive(directory: Path, identifier: str, rows: int) -> Archive:
+    """Return an archive whose database had so many rows in one table."""
+    directory.mkdir()
+    (directory / DUMP_FILE).write_bytes(TAR)
+    contents = Contents(tables={"public.memory_units": Table(rows, str(rows))})
+    made = datetime(2026, 11, 29, 21, 3, tzinfo=UTC)
+    return finish(directory, Manifest(identifier, made, {}, "gzip", None, contents, len(TAR), HASH))
+
+
+def served(found: Archive, content: bytes | None = None) -> Callable[[Handler], None]:
+    """Answer with an archive or a range of it; the whole may be another content."""
+
+    def send(handler: Handler) -> None:
+        whole = b"".join(found.read())
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        if wanted is None:
+            return archive(whole if content is None else content, found.checksum, len(whole))(handler)
+        part = whole[int(wanted[1]) : int(wanted[2]) + 1]
+        handler.send_response(206)
+        handler.send_header("Content-Length", str(len(part)))
+        handler.end_headers()
+        handler.wfile.write(part)
+        return None
+
+    return send
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Fake]:
+    """Return another sidecar, whose second dump has one row more."""
+    first, second = made_archive(tmp_path / "a", ID, 369), made_archive(tmp_path / "b", LATER_ID, 370)
+    begun = [operation(report={"dump": {"id": identifier}}) for identifier in (ID, LATER_ID)]
+    with running(TcpServer(("127.0.0.1", 0), Handler)) as fake:
+        fake.first = first  # type: ignore[attr-defined]
+        fake.table |= {
+            "POST /v1/dumps": in_turn(*((202, one) for one in begun)),
+            f"GET /v1/dumps/{ID}": served(first),
+            f"GET /v1/dumps/{LATER_ID}": served(second),
+            f"DELETE /v1/dumps/{ID}": (204, None),
+            f"DELETE /v1/dumps/{LATER_ID}": (204, None),
+        }
+        yield fake
+
+
+def at(fake: Fake) -> str:
+    return f"http://127.0.0.1:{fake.server.server_port}"
+
+
+def test_migrate_from_another_sidecar(restoring: Fake, there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HINDSIGHT_SIDECAR_SOURCE_TOKEN", "of-the-source")
+    done = run("migrate", "--from", at(there), "--yes")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert restoring.server.received == [b"".join(there.first.read())]
+    assert f"369 memories restored from {at(there)} (sha256 {there.first.checksum}); " in done.stdout
+    assert "LATER     public.memory_units: +1 rows, at the source since it was read: not here" in done.stdout
+    assert there.headers("POST /v1/dumps")["Authorization"] == "Bearer of-the-source"
+    assert [asked for asked in there.asked if "DELETE" in asked] == [
+        f"DELETE /v1/dumps/{ID}",
+        f"DELETE /v1/dumps/{LATER_ID}",
+    ]
+
+
+def test_a_rehearsal_from_another_sidecar_replaces_nothing(restoring: Fake, there: Any) -> None:
+    done = run("migrate", "--from", at(there))
+    assert done.exit_code == 4
+    assert "nothing was replaced" in done.stderr
+    assert restoring.asked[-1] == "DELETE /v1/restores/up-1"
+    assert there.asked[-1] == f"DELETE /v1/dumps/{ID}"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_after_the_question_nothing_is_fetched_again(restoring: Fake, there: Any) -> None:
+    assert run("migrate", "--from", at(there), given="y\n").exit_code == 0
+    assert restoring.server.received[1]["upload"] == "up-1"
+    assert there.asked.count(f"GET /v1/dumps/{ID}") == 3  # manifest in two parts, and the whole
+
+
+@pytest.mark.parametrize(("damage", "code"), [("cut", 1), ("changed", 5)])
+def test_a_damaged_download_is_never_restored(damage: str, code: int, restoring: Fake, there: Any) -> None:
+    whole = b"".join(there.first.read())
+    content = whole[:-5000] if damage == "cut" else whole[:-1] + b"x"
+    there.table[f"GET /v1/dumps/{ID}"] = served(there.first, content)
+
+    def take(handler: Handler) -> None:
+        received = handler.rfile.read(int(handler.headers["Content-Length"]))
+        assert len(received) < len(whole)
+        restoring.server.received.append("cut")
+
+    restoring.table["PUT /v1/restores"] = take
+    done = run("migrate", "--from", at(there), "--yes")
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert ("was cut after" if damage == "cut" else "and the sidecar says") in done.stderr
+    assert restoring.server.received in ([], ["cut"])
+    assert there.asked[-1] == f"DELETE /v1/dumps/{ID}"
+
+
+def test_what_cannot_be_seen_of_later_writes_is_said(restoring: Fake, there: Any) -> None:
+    assert restoring
+    there.table["POST /v1/dumps"] = in_turn(
+        (202, operation(report={"dump": {"id": ID}})), problem(409, "a restore runs")
+    )
+    done = run("migrate", "--from", at(there), "--yes")
+    assert done.exit_code == 0
+    assert (
+        "UNPROVED  whether anything was written at the source since its dump is not known (a restore runs)"
+        in done.stdout
+    )
+
+
+def test_a_dump_that_stays_there_is_named(restoring: Fake, there: Any) -> None:
+    assert restoring
+    there.table[f"DELETE /v1/dumps/{ID}"] = problem(503, "not so now")
+    done = run("migrate", "--from", at(there), "--yes")
+    assert done.exit_code == 0
+    assert done.stderr == (
+        f"the dump {ID} is still on the volume of {at(there)} (not so now); delete it there: "
+        f"`hindsight-sidecar dumps --delete {ID}`\n"
+    )
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, 1), (403, 1), (409, 1), (422, 4)])
+def test_a_source_that_refuses(status: int, code: int, restoring: Fake, there: Any) -> None:
+    assert restoring
+    there.table["POST /v1/dumps"] = problem(status, "say why")
+    done = run("migrate", "--from", at(there), "--yes")
+    assert (done.exit_code, done.stdout, done.stderr) == (code, "", "say why\n")
+
+
+def test_a_source_where_nobody_is(restoring: Fake) -> None:
+    assert restoring
+    done = run("migrate", "--from", "http://127.0.0.1:1", "--yes")
+    assert done.exit_code == 3
+    assert "no sidecar answers at http://127.0.0.1:1" in done.stderr
+
+
+@pytest.fixture
+def migrating(restoring: Fake) -> Fake:
+    """Return a sidecar that migrates from what it is told; that is in its `server.received`."""
+
+    def take(handler: Handler) -> Any:
+        restoring.server.received.append(json.loads(handler.body()))
+        report = REPORT | ({"dry_run": True} if restoring.server.received[-1]["dry_run"] else {"kept": "k"})
+        return 202, operation("migrate", report=report | {"written_there_since": []})
+
+    restoring.table["POST /v1/migrations"] = take
+    return restoring
+
+
+def test_migrate_from_a_postgres(migrating: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = run("migrate", "--from", URL, "--yes", "--freeze")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith(f"2026-11-29 21:03 UTC: 369 memories migrated from {URL}; 1 tables")
+    options = {"dry_run": False, "discard_newer": False, "force_model": False}
+    assert migrating.server.received == [{"from": URL, "freeze": True, **options}], "no password found, none sent"
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    assert run("migrate", "--from", URL, "--dry-run").exit_code == 0
+    assert migrating.server.received[-1]["password"] == "s3cret"  # noqa: S105 - no secret
+
+
+@pytest.mark.usefixtures("terminal")
+def test_after_the_question_a_postgres_is_read_again(migrating: Fake) -> None:
+    assert run("migrate", "--from", URL, given="y\n").exit_code == 0
+    assert [body["dry_run"] for body in migrating.server.received] == [True, False]
+
+
+def test_a_source_that_the_sidecar_cannot_reach(migrating: Fake) -> None:
+    ended = operation("migrate", "failed", error="it cannot be reached", report={"unreachable": URL})
+    migrating.table["POST /v1/migrations"] = (202, ended)
+    done = run("migrate", "--from", URL, "--yes")
+    assert (done.exit_code, done.stderr) == (3, "migrate failed: it cannot be reached\n")
+
+
+def test_migrate_from_a_file(restoring: Fake, file: str) -> None:
+    done = run("migrate", "--from", file, "--yes")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, LINE)
+    assert restoring.server.received == [TAR]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["postgresql://anna:s3cret@db.example/m"], "password in it"),
+        (["postgresql://anna@db.example/m?password=s3cret"], "password in it"),
+        (["pg0://hindsight"], "pg0:// is no source"),
+        (["http://127.0.0.1:8890/v1"], "is no address"),
+        (["memory.tar", "--freeze"], "--freeze is for a Postgres URL"),
+        (["http://127.0.0.1:8890", "--password-file", "x"], "--password-file is for a Postgres URL"),
+    ],
+)
+def test_a_source_that_cannot_be_meant(arguments: list[str], told: str, sidecar: Fake) -> None:
+    done = run("migrate", "--from", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert told in " ".join(re.sub("[│╭╮╰╯─]", " ", done.stderr).split())
+    assert "s3cret" not in done.stderr
+    assert sidecar.asked == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -750,6 +958,7 @@ def test_a_file_that_is_not_there(restoring: Fake, tmp_path: Path) -> None:
         ["dump", "--compression", "rar"],
         ["dumps", "--url", "nowhere"],
         ["verify"],
+        ["migrate"],
     ],
 )
 def test_wrong_usage(arguments: list[str], sidecar: Fake) -> None:
@@ -872,7 +1081,7 @@ def test_the_token_goes_with_the_url_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_command_takes_the_token_as_an_argument() -> None:
     group: Any = typer.main.get_command(commands.app)
     names = {option for command in group.commands.values() for parameter in command.params for option in parameter.opts}
-    assert not [name for name in names if re.search("token|key|password", name)]
+    assert not [name for name in names if re.search("(token|key|password)$", name)]
 
 
 # Processes: pipes and Ctrl-C -----------------------------------------------------------------------------------

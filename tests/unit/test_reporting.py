@@ -160,7 +160,7 @@ def test_the_report_of_a_restore() -> None:
     assert lines[3:11] == reporting.comparison_lines(COMPARISON)
     assert lines[12:] == [
         "noted     extension vector was 0.8.0, and is 0.8.6 here",
-        "model     BAAI/bge-small-en-v1.5@5c38ec7c405e float32, 384 dimensions here",
+        "model     not recorded there, BAAI/bge-small-en-v1.5@5c38ec7c405e float32, 384 dimensions here",
         "recalled  20 memories by their own texts, similarity 0.93 (median)",
         "",
         "2026-11-29 21:03 UTC: 369 memories restored from memory.tar (sha256 6078); 1 tables, 102 indexes, 53 constraints equal; the old database is kept as hindsight_kept_x",
@@ -182,6 +182,29 @@ def test_the_report_of_a_file_that_proves_nothing() -> None:
         "UNPROVED  the file has no manifest",
         "",
         "2026-11-29 21:03 UTC: 369 memories restored from memory.dump (sha256 6078); it has no manifest to compare with; the old database is kept as k",
+    ]
+
+
+def test_the_report_of_a_migration_from_a_postgres() -> None:
+    done = operation(
+        comparison=COMPARISON,
+        kept="k",
+        dimensions={"public": 384, "tenant": 384, "other": -1},
+        written_there_since=["public.banks: +1 rows"],
+        unproved=["the model is not recorded"],
+        still_frozen="ALTER ...;",
+        **{"from": FROM},
+    ) | {"kind": "migrate"}
+    lines = reporting.restore_lines(done, "postgresql://anna@db/m", "", MODEL)
+    assert lines[0] == "source    postgresql://anna@db/m"
+    assert lines[-7:] == [
+        "model     not recorded there, BAAI/bge-small-en-v1.5@5c38ec7c405e float32, 384 dimensions here",
+        "dimension not fixed, 384 of the memories, 384 of the model here",
+        "LATER     public.banks: +1 rows, at the source since it was read: not here",
+        "UNPROVED  the model is not recorded",
+        "FROZEN    the source still accepts no writes; undo it there, with psql: ALTER ...;",
+        "",
+        "2026-11-29 21:03 UTC: 369 memories migrated from postgresql://anna@db/m; 1 tables, 102 indexes, 53 constraints equal; the old database is kept as k",
     ]
 
 

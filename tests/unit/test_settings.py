@@ -208,7 +208,8 @@ def test_a_secret_and_its_file_are_not_both_set(environ: Environ, tmp_path: Path
 
 
 def test_which_settings_are_secrets() -> None:
-    assert secret_names() == ["HINDSIGHT_SIDECAR_API_KEY", "HINDSIGHT_SIDECAR_TOKEN", "HINDSIGHT_SIDECAR_TENANT_KEY"]
+    named = ["API_KEY", "TOKEN", "SOURCE_TOKEN", "TENANT_KEY"]
+    assert secret_names() == [f"HINDSIGHT_SIDECAR_{name}" for name in named]
 
 
 # All at once ---------------------------------------------------------------------------------------------------
