@@ -7,13 +7,13 @@ from typing import Any
 
 from psycopg import sql
 
-from sidecar import database
 from sidecar.database import Connection
 
 SAMPLE = 10  # memories of each database
 # hindsight-api adds dates and entities to a text before it embeds it, so agreement is not identity: the same model gives
 # 0.8 to 1 for the bare texts, and another one about 0.
 AGREEMENT = 0.6
+_COLUMNS = ("id", "bank_id", "text", "fact_type", "embedding")
 Embed = Callable[[list[tuple[str, list[float]]]], Awaitable[list[float]]]
 
 
@@ -57,7 +57,7 @@ async def measure(connection: Connection, embed: Embed) -> Agreement | None:
 async def sample(connection: Connection) -> list[tuple[str, list[float]]]:
     """Return text and vector of some memories, of as many banks as can be; observations are summed up by an LLM."""
     found: list[tuple[str, list[float]]] = []
-    for schema in await database.memory_schemas(connection):
+    for schema in await _sampled_schemas(connection):
         cursor = await connection.execute(
             sql.SQL(
                 "SELECT text, embedding::text AS vector FROM (SELECT text, embedding, row_number() OVER "
@@ -69,6 +69,17 @@ async def sample(connection: Connection) -> list[tuple[str, list[float]]]:
         )
         found += [(str(row["text"]), _components(str(row["vector"]))) for row in await cursor.fetchall()]
     return found[:SAMPLE]
+
+
+async def _sampled_schemas(connection: Connection) -> list[str]:
+    """Return the schemas whose memory_units is hindsight-api's own: another program's may have that name."""
+    cursor = await connection.execute(
+        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped AND a.attname = ANY (%s) "
+        "WHERE c.relname = 'memory_units' AND c.relkind = 'r' GROUP BY 1 HAVING count(*) = %s ORDER BY 1",
+        (list(_COLUMNS), len(_COLUMNS)),
+    )
+    return [str(row["schema"]) for row in await cursor.fetchall()]
 
 
 def _components(text: str) -> list[float]:
