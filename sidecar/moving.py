@@ -1,5 +1,6 @@
 """Brings memories in: stage, verify, swap, verify again, keep the old. Every source ends here."""
 
+import asyncio
 import contextlib
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -138,10 +139,18 @@ class Move:
         """
         memories = await sample(self.socket_dir)
         operation.enter("recall", len(memories), "memories")
-        scores = []
-        for bank, text in memories:
+        scores: list[float] = []
+
+        async def ask(bank: str, text: str) -> None:
             scores.append(await self.recall(bank, text) or 0.0)
             operation.done += 1
+
+        try:
+            async with asyncio.TaskGroup() as group:  # memory calls wait until all of them came back
+                for bank, text in memories:
+                    group.create_task(ask(bank, text))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several
         if not scores:
             return
         median = round(statistics.median(scores), 3)
