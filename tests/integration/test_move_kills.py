@@ -342,6 +342,7 @@ STAGING = [
     "phase analyze",
     "ANALYZE",
     "phase verify",
+    "phase embed a sample",
 ]
 EXCHANGING = ["phase swap", "hindsight-api is down", "RENAME 1", "RENAME 2", "ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true", "COMMIT"]  # fmt: skip
 SERVING = ["exchanged", "phase verify again", "phase start hindsight-api", "hindsight-api is up", "phase recall", "memory calls are served"]  # fmt: skip
