@@ -788,7 +788,7 @@ def test_timeouts_of_the_database_do_not_end_it(
     whose: str, name: str, server: Server, dumps: Path, operation: Operation
 ) -> None:
     database = server.make_database("hindsight")
-    server.execute(f"ALTER DATABASE {database} SET {name} TO '3ms'")
+    server.execute(f"ALTER DATABASE {database} SET {name} TO '20ms'")
     theirs = Address({"host": str(server.directory), "dbname": database, "user": "hindsight"})
     address = theirs if whose == "theirs" else server.address(database)
     assert run(dump(server, dumps, operation, address=address)).manifest.contents.memories == 266

@@ -694,11 +694,11 @@ def content(sidecar: RunningSidecar) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "phase", "served"),
     [
-        ("dump", "dump", "old"),
-        ("restore", "load", "old"),
+        pytest.param("dump", "dump", "old", marks=pytest.mark.long),
+        pytest.param("restore", "load", "old", marks=pytest.mark.long),
         ("restore", "swap", "old"),
         ("restore", "verify again", "new"),
-        ("restore", "start hindsight-api", "new"),
+        pytest.param("restore", "start hindsight-api", "new", marks=pytest.mark.long),
     ],
 )
 def test_the_sidecar_is_killed(kind: str, phase: str, served: str, sidecar: RunningSidecar, content: bytes) -> None:

@@ -166,6 +166,7 @@ def running(sidecar: RunningSidecar) -> str | None:
     return next((str(one["id"]) for one in begun(sidecar) if one["outcome"] == "running"), None)
 
 
+@pytest.mark.long
 def test_one_that_runs_is_an_operation_like_any_other_and_a_stop_ends_it(
     make_sidecar: Callable[..., RunningSidecar],
 ) -> None:

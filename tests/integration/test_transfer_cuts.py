@@ -74,7 +74,7 @@ def nothing_changes(sidecar: RunningSidecar) -> Iterator[None]:
     yield
     found = sidecar.memory(f"/banks/{BANK}/memories/list").json()["items"]
     assert sorted(item["text"] for item in found) == sorted([*TEXTS, LATER])
-    assert ask(sidecar, "GET", "/v1/databases").json() == {"kept": []}
+    assert ask(sidecar, "GET", "/v1/databases").json() == {"kept": [], "clusters": []}
     wait_for(lambda: unfinished(sidecar) == [], 10, "nothing unfinished on the volume")
     assert sidecar.health_status() == 200
 
