@@ -299,10 +299,8 @@ def adopt(
         bool, typer.Option("--crashed", help="Its server was killed and runs nowhere: recover a copy.")
     ] = False,
     yes: Yes = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be; change nothing.")] = False,
-    force_model: Annotated[
-        bool, typer.Option("--force-model", help="Serve memories that were embedded with another model.")
-    ] = False,
+    dry_run: DryRun = False,
+    force_model: ForceModel = False,
     url: ControlUrl = None,
     as_json: Json = False,
 ) -> None:

@@ -1,6 +1,8 @@
 """Real parts for the integration tests: a baked model, and sidecars that run."""
 
 import asyncio
+import contextlib
+import functools
 import gc
 import json
 import subprocess
@@ -11,7 +13,9 @@ from typing import Any
 
 import made
 import pytest
+import remembered as making
 from harness import RunningSidecar, reachable_directory
+from remembered import Remembered
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MakeSidecar = Callable[..., RunningSidecar]
@@ -103,3 +107,15 @@ def memories() -> dict[str, Any]:
     """Return the standard input: 369 memories in three banks, and paraphrases of some."""
     found: dict[str, Any] = json.loads((FIXTURES / "memories.json").read_text(encoding="utf-8"))
     return found
+
+
+@pytest.fixture(scope="session")
+def remembered(model_dir: Path, memories: dict[str, Any]) -> Iterator[Callable[[str], Remembered]]:
+    """Return a function that gives the 369 memories as a version of hindsight-api stored them."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def by(version: str) -> Remembered:
+            return stack.enter_context(making.remembered(version, model_dir, memories))
+
+        yield by

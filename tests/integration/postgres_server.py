@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,14 +159,23 @@ def running(server: Server, **settings: str) -> Iterator[None]:
     argv = _as_the_sidecar(
         server, "postgres", "-D", str(server.directory / "pgdata"), "-k", str(server.directory), *options
     )
-    with (server.directory / "log").open("wb") as log:
+    with process_of(argv, server.directory / "log", lambda: server.execute("SELECT 1", database="postgres")):
+        yield
+
+
+@contextlib.contextmanager
+def process_of(
+    argv: list[str], log_path: Path, ask: Callable[[], object], last: signal.Signals = signal.SIGINT
+) -> Iterator[None]:
+    """Run a server's process meanwhile, from when `ask` raises no psycopg.OperationalError, and end it with a signal."""
+    with log_path.open("wb") as log:
         process = subprocess.Popen(argv, env=ENV, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
 
         def answers() -> bool:
-            assert process.poll() is None, (server.directory / "log").read_text(errors="replace")
+            assert process.poll() is None, log_path.read_text(errors="replace")
             try:
-                server.execute("SELECT 1", database="postgres")
+                ask()
             except psycopg.OperationalError:
                 return False
             return True
@@ -174,7 +183,7 @@ def running(server: Server, **settings: str) -> Iterator[None]:
         wait_for(answers, 60, "the server up")
         yield
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(last)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:

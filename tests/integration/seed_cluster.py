@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
-from harness import give_to_the_sidecar, wait_for
-from postgres_server import ENV, UNPRIVILEGED
+from harness import give_to_the_sidecar
+from postgres_server import ENV, UNPRIVILEGED, process_of
 
 from sidecar import postgres_binaries
 from sidecar.postgres_binaries import Binaries
@@ -74,23 +74,10 @@ def running(pgdata: Path, last: signal.Signals = signal.SIGINT) -> Iterator[Path
     auto.write_text("")
     argv = ["/usr/bin/setpriv", *UNPRIVILEGED, "--pdeathsig=INT", "--", binaries().program("postgres"), "-D", str(pgdata), "-k",
             str(socket_dir), "-c", "listen_addresses=", "-c", "port=5432", "-c", "dynamic_shared_memory_type=mmap"]  # fmt: skip
-    with (socket_dir / "log").open("wb") as log:
-        process = subprocess.Popen(argv, env=ENV, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-
-        def answers() -> bool:
-            assert process.poll() is None, (socket_dir / "log").read_text(errors="replace")
-            try:
-                execute(socket_dir, "SELECT 1", "template1")
-            except psycopg.OperationalError:
-                return False
-            return True
-
-        wait_for(answers, 60, "the seed's server up")
-        yield socket_dir
+        with process_of(argv, socket_dir / "log", lambda: execute(socket_dir, "SELECT 1", "template1"), last):
+            yield socket_dir
     finally:
-        process.send_signal(last)
-        process.wait(60)
         auto.write_bytes(kept)
     shutil.rmtree(socket_dir)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from harness import free_ports, give_to_the_sidecar, reachable_directory, wait_for
-from postgres_server import ENV, SETTINGS, UNPRIVILEGED
+from harness import free_ports, give_to_the_sidecar, reachable_directory
+from postgres_server import ENV, SETTINGS, UNPRIVILEGED, process_of
 from psycopg import sql
 
 WITHIN = 60.0  # seconds, for what takes one or two
@@ -111,24 +110,5 @@ def _running(server: TcpServer) -> Iterator[None]:
     settings = {**SETTINGS, "listen_addresses": "127.0.0.1", "port": str(server.port), "unix_socket_directories": ""}
     options = [f"-c{name}={value}" for name, value in settings.items()]
     argv = _argv(server, "postgres", "-D", str(server.directory / "pgdata"), *options)
-    with (server.directory / "log").open("wb") as log:
-        process = subprocess.Popen(argv, env=ENV, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-
-        def answers() -> bool:
-            assert process.poll() is None, (server.directory / "log").read_text(errors="replace")
-            try:
-                server.execute("postgres", "SELECT 1", user="postgres")
-            except psycopg.OperationalError:
-                return False
-            return True
-
-        wait_for(answers, WITHIN, "the server up")
+    with process_of(argv, server.directory / "log", lambda: server.execute("postgres", "SELECT 1", user="postgres")):
         yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGQUIT)
-            process.wait(30)

@@ -1,47 +1,22 @@
 """The cluster that people have today is taken over: its memories come across, and it stays as it was."""
 
-import io
 import signal
 import socket
-import tarfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import seed_cluster
-from administrator import archive_of, ask, finished
-from harness import RunningSidecar, reachable_directory, wait_for
-from test_moving import fill, recalls
-
-from sidecar.archive import DUMP
-
-
-@pytest.fixture(scope="module")
-def seed(models: Path, memories: dict[str, Any]) -> Any:
-    """Have 369 memories of hindsight-api 0.8.4 in a dump, and what 50 questions brought back there."""
-    import made  # noqa: PLC0415 - after `models`, which looks whether all is there
-
-    with reachable_directory() as home:
-        source = RunningSidecar(home, made.api_venv("0.8.4", "onnx"), models / "all-MiniLM-L6-v2")
-        try:
-            source.start_ready()
-            fill(source, memories)
-            before = recalls(source, memories)
-            with tarfile.open(fileobj=io.BytesIO(archive_of(source))) as archive:
-                member = archive.extractfile(DUMP)
-                assert member is not None
-                (home / DUMP).write_bytes(member.read())
-            (home / DUMP).chmod(0o644)
-        finally:
-            source.end()
-        yield home / DUMP, before
+from administrator import ask, finished
+from harness import RunningSidecar, wait_for
+from remembered import Remembered, recalls
 
 
 @pytest.fixture
-def blocked(make_sidecar: Any, seed: tuple[Path, list[list[str]]]) -> RunningSidecar:
+def blocked(make_sidecar: Any, remembered: Callable[[str], Remembered]) -> RunningSidecar:
     """Have a sidecar whose PGDATA is the seed's cluster."""
     sidecar: RunningSidecar = make_sidecar("0.8.4")
-    seed_cluster.make(sidecar.pgdata, seed[0])
+    seed_cluster.make(sidecar.pgdata, remembered("0.8.4").dump)
     seed_cluster.give_back(sidecar.pgdata)
     return sidecar
 
@@ -56,7 +31,7 @@ def beside(sidecar: RunningSidecar) -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_369_memories_of_the_seeds_cluster(
-    blocked: RunningSidecar, seed: tuple[Path, list[list[str]]], memories: dict[str, Any]
+    blocked: RunningSidecar, remembered: Callable[[str], Remembered], memories: dict[str, Any]
 ) -> None:
     before = seed_cluster.fingerprint(blocked.pgdata)
     blocked.start().wait_state("blocked(foreign-cluster)", 60)
@@ -82,7 +57,7 @@ def test_369_memories_of_the_seeds_cluster(
     assert beside(blocked) == [report["kept"]]
     assert seed_cluster.fingerprint(blocked.volume / report["kept"]) == before
     blocked.wait_ready()
-    assert recalls(blocked, memories) == seed[1]
+    assert recalls(blocked, memories) == remembered("0.8.4").answers
     assert blocked.health()["origin"]["memories"] == 369
     again = ask(blocked, "POST", "/v1/adoption", {})
     assert (again.status, "this sidecar's own cluster" in again.json()["detail"]) == (422, True)

@@ -4,9 +4,8 @@ import contextlib
 import json
 import re
 import subprocess
-import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +13,11 @@ import made
 import psycopg
 import pytest
 import upstream_api
-from administrator import archive_of, ask, finished
+from administrator import ask, finished
 from harness import PROGRAM, RunningSidecar, give_to_the_sidecar, reachable_directory, wait_for
 from postgres_server import UNPRIVILEGED
 from psycopg import errors, sql
+from remembered import Remembered
 from tcp_server import TcpServer, running_tcp_server
 
 from sidecar import postgres_binaries
@@ -51,18 +51,9 @@ def target(home: Path, model_dir: Path) -> Iterator[RunningSidecar]:
 
 
 @pytest.fixture(scope="module")
-def dump_file(target: RunningSidecar, home: Path, memories: dict[str, Any]) -> Path:
-    """Return a file of pg_dump with 369 memories; the target has them no more."""
-    for bank, items in memories["banks"].items():
-        target.retain(bank, [item["content"] for item in items])
-    (home / "memory.tar").write_bytes(archive_of(target))
-    with tarfile.open(home / "memory.tar") as tar:
-        member = tar.extractfile("memory.dump")
-        assert member
-        (home / "memory.dump").write_bytes(member.read())
-    for bank in memories["banks"]:
-        assert target.memory(f"/banks/{bank}", "DELETE").status == 200
-    return home / "memory.dump"
+def dump_file(remembered: Callable[[str], Remembered]) -> Path:
+    """Return a file of pg_dump with 369 memories."""
+    return remembered("1.1.0").dump
 
 
 @pytest.fixture(scope="module")
