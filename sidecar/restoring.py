@@ -21,7 +21,7 @@ _MARGIN = 64 * MIB  # bytes of the volume that stay free
 
 
 class Parts(Protocol):
-    """What of the supervisor is needed here."""
+    """What is at hand for an operation."""
 
     @property
     def programs(self) -> Programs:

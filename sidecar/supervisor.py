@@ -18,27 +18,24 @@ from sidecar import (
     log,
     machine,
     model,
-    postgres_binaries,
     swapping,
     upstream,
     users,
     volume,
 )
 from sidecar.administration import Administration
+from sidecar.at_hand import AtHand
 from sidecar.child import Child
-from sidecar.errors import BlockedError, RefusedError, SidecarError, TransientError
+from sidecar.errors import BlockedError, SidecarError, TransientError
 from sidecar.hindsight_api import HindsightApi
 from sidecar.initscripts import InitScripts
 from sidecar.machine import Decision, Fault, Phase, Server, State, Step, World
 from sidecar.maintenance import Maintenance
-from sidecar.model import Model
 from sidecar.postgres import Postgres
-from sidecar.programs import Programs
 from sidecar.rehearsal import RehearsalError
 from sidecar.schedule import Retention, Times
 from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
-from sidecar.side_server import SideServer
 from sidecar.status import Status
 from sidecar.stopping import Stop, stop_children
 
@@ -81,8 +78,6 @@ class Supervisor:
         self._stop_asked = asyncio.Event()
         self._maintenance = Maintenance(self.world, self._changed.set)
         self._lock = volume.VolumeLock(settings.volume)
-        self._revisions: upstream.Revisions | None = None
-        self._model: Model | None = None
         self._blocked_since: float | None = None
         self._told = time.monotonic()
         home = settings.run_dir / "home"
@@ -92,12 +87,13 @@ class Supervisor:
         runner = InitScripts(scripts, self._cwd, settings.child_log_level)
         changed = self._changed.set
         self._postgres = Postgres(settings, runner, self._identity, environ.get("TZ", "UTC"), changed)
-        self.administration = Administration(settings, self, self._maintenance)
+        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
+        self._at_hand = AtHand(settings, self.world, status, self._postgres, self._api, self._identity, self._cwd)
+        self.administration = Administration(settings, self._at_hand, self._maintenance)
         self._scheduler: Scheduler | None = None
         if settings.dump_schedule is not None:
             retention = Retention(settings.dump_keep, settings.dump_keep_days)
             self._scheduler = Scheduler(Times(settings.dump_schedule), retention, self.administration)
-        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
 
     def request_stop(self, why: str) -> None:
         """Ask for the end, from a signal handler; asking again changes nothing."""
@@ -137,85 +133,7 @@ class Supervisor:
         with contextlib.suppress(BlockedError):  # shown from the first second on; CHECK_DATABASE says what is wrong
             self._status.update(model=model.read(self._settings.model_dir, self._settings.flavor).to_json())
 
-    @property
-    def programs(self) -> Programs:
-        """PostgreSQL's programs, with the environment that they get here.
-
-        Raises:
-            TransientError: which PostgreSQL is used is not known yet.
-
-        """
-        binaries = self._postgres.binaries
-        if binaries is None or self.world.postgres is not Server.UP or not self.world.database_checked:
-            raise TransientError("Postgres is not ready; try again once the sidecar is")
-        return self._postgres.programs(binaries)
-
-    @property
-    def model(self) -> Model:
-        """The model at hand. Raises TransientError before it was read."""
-        if self._model is None:
-            raise TransientError("the model was not looked at yet; try again once the sidecar is ready")
-        return self._model
-
-    @property
-    def known_revisions(self) -> frozenset[str]:
-        """The schema revisions that hindsight-api knows. Raises TransientError before it was asked."""
-        if self._revisions is None:
-            raise TransientError("hindsight-api was not looked at yet; try again once the sidecar is ready")
-        return self._revisions.known
-
-    def check_volume_held(self) -> None:
-        """Raise TransientError where the volume is not ours, or not yet."""
-        if not self.world.volume_held:
-            raise TransientError("this sidecar does not hold the volume; its state says why")
-
-    async def look_at_installed(self) -> None:
-        """Read the model and hindsight-api's revisions, also where nothing is served yet.
-
-        Raises:
-            BlockedError: `model-missing` or `model-changed`.
-            TransientError: hindsight-api did not answer.
-
-        """
-        self._model = self._read_model()
-        self._revisions = await self._read_revisions()
-
-    def side_server(self, pgdata: Path, socket_dir: Path, major: int | None) -> SideServer:
-        """Return how a server of this major is run beside the served one; any usable one where `major` is None.
-
-        Raises:
-            RefusedError: none is installed.
-
-        """
-        try:
-            binaries = postgres_binaries.choose(self._settings.pg_bindir, major)
-        except BlockedError as error:
-            raise RefusedError(error.detail) from error
-        return self._postgres.side_server(pgdata, socket_dir, binaries)
-
-    @property
-    def versions(self) -> dict[str, str | None]:
-        """Versions of hindsight-api and postgres."""
-        return self._status.picture.versions
-
-    async def similarities(self, stored: list[tuple[str, list[float]]]) -> list[float]:
-        """Embed texts anew, and return how much each agrees with its stored vector. Raises TransientError."""
-        return await self._api.similarities(self.model, stored)
-
-    async def recall(self, bank: str, text: str) -> float | None:
-        """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back."""
-        return await self._api.recall(bank, text)
-
     # What is seen -----------------------------------------------------------------------------------------------
-
-    async def _end_operation(self) -> None:
-        """End what runs; what it cannot clean up now is named and cleaned up at the next start."""
-        await self._maintenance.tell_looked()  # whoever waits for the loop learns that it has ended
-        try:
-            async with asyncio.timeout(self._settings.stop_grace / _OPERATION_SHARE):
-                await self.administration.end()
-        except TimeoutError:
-            self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
 
     def _observe(self) -> None:
         """Take what the watches and the children tell into the world, and the world into the picture."""
@@ -366,29 +284,14 @@ class Supervisor:
         self._told_end(self._postgres.child)
 
     async def _check_database(self) -> None:
-        self._model = self._read_model()
-        self._revisions = await self._read_revisions()
-        await database.check(self._settings.run_dir, self._model, self._revisions.known)
+        await self._at_hand.look_at_installed()
+        await database.check(self._settings.run_dir, self._at_hand.model, self._at_hand.known_revisions)
         self._status.update(origin=await database.origin(self._settings.run_dir))
         if self._settings.upgrade_copy:
-            self.world.copy_due = await database.wants_copy(self._settings.run_dir, self._revisions.heads)
+            self.world.copy_due = await database.wants_copy(self._settings.run_dir, self._at_hand.revisions.heads)
         if self.administration.operations.current is None:
             await self.administration.sweep_databases()
         self.world.database_checked = True
-
-    def _read_model(self) -> Model:
-        found = model.read(self._settings.model_dir, self._settings.flavor)
-        model.check_files(found)
-        if self._settings.reranker_dir is not None:
-            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
-        self._status.update(model=found.to_json())
-        return found
-
-    async def _read_revisions(self) -> upstream.Revisions:
-        if self._revisions is not None:
-            return self._revisions
-        env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-        return await upstream.revisions(self.installed, env, self._cwd)
 
     async def _keep_copy(self) -> None:
         name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version)
@@ -396,9 +299,7 @@ class Supervisor:
         self.world.copy_due = False
 
     async def _start_api(self) -> None:
-        if self._model is None:
-            raise TransientError("the model was not looked at")
-        self._api.start(self._model)
+        self._api.start(self._at_hand.model)
         self._told_end(self._api.child)
 
     async def _prove(self) -> None:
@@ -412,6 +313,15 @@ class Supervisor:
     def _told_end(self, child: Child | None) -> None:
         if child is not None:
             child.on_end(self._changed.set)
+
+    async def _end_operation(self) -> None:
+        """End what runs; what it cannot clean up now is named and cleaned up at the next start."""
+        await self._maintenance.tell_looked()  # whoever waits for the loop learns that it has ended
+        try:
+            async with asyncio.timeout(self._settings.stop_grace / _OPERATION_SHARE):
+                await self.administration.end()
+        except TimeoutError:
+            self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
 
     async def _end(self) -> Stop:
         self.world.stopping = True

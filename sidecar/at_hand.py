@@ -1,0 +1,120 @@
+"""What operations need and the supervisor has: PostgreSQL's programs, the model, the revisions that hindsight-api knows."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sidecar import model, postgres_binaries, upstream
+from sidecar.errors import BlockedError, RefusedError, TransientError
+from sidecar.hindsight_api import HindsightApi
+from sidecar.machine import Server, World
+from sidecar.model import Model
+from sidecar.postgres import Postgres
+from sidecar.programs import Programs
+from sidecar.settings import Settings
+from sidecar.side_server import SideServer
+from sidecar.status import Status
+
+
+class AtHand:
+    """Looks at what is installed, and remembers it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        world: World,
+        status: Status,
+        postgres: Postgres,
+        api: HindsightApi,
+        identity: Mapping[str, str],
+        cwd: Path,
+    ) -> None:
+        self._settings = settings
+        self._world = world
+        self._status = status
+        self._postgres = postgres
+        self._api = api
+        self._identity = identity
+        self._cwd = cwd
+        self._model: Model | None = None
+        self._revisions: upstream.Revisions | None = None
+
+    async def look_at_installed(self) -> None:
+        """Read the model and hindsight-api's revisions, also where nothing is served yet.
+
+        Raises:
+            BlockedError: `model-missing` or `model-changed`.
+            TransientError: hindsight-api did not answer.
+
+        """
+        found = model.read(self._settings.model_dir, self._settings.flavor)
+        model.check_files(found)
+        if self._settings.reranker_dir is not None:
+            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
+        self._model = found
+        self._status.update(model=found.to_json())
+        if self._revisions is None:
+            env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+            self._revisions = await upstream.revisions(self._api.installed, env, self._cwd)
+
+    @property
+    def model(self) -> Model:
+        """The model at hand. Raises TransientError before it was read."""
+        if self._model is None:
+            raise TransientError("the model was not looked at yet; try again once the sidecar is ready")
+        return self._model
+
+    @property
+    def revisions(self) -> upstream.Revisions:
+        """The schema revisions of the installed hindsight-api. Raises TransientError before it was asked."""
+        if self._revisions is None:
+            raise TransientError("hindsight-api was not looked at yet; try again once the sidecar is ready")
+        return self._revisions
+
+    @property
+    def known_revisions(self) -> frozenset[str]:
+        """The schema revisions that hindsight-api knows. Raises TransientError before it was asked."""
+        return self.revisions.known
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Versions of hindsight-api and postgres."""
+        return self._status.picture.versions
+
+    @property
+    def programs(self) -> Programs:
+        """PostgreSQL's programs, with the environment that they get here.
+
+        Raises:
+            TransientError: which PostgreSQL is used is not known yet.
+
+        """
+        binaries, world = self._postgres.binaries, self._world
+        if binaries is None or world.postgres is not Server.UP or not world.database_checked:
+            raise TransientError("Postgres is not ready; try again once the sidecar is")
+        return self._postgres.programs(binaries)
+
+    def side_server(self, pgdata: Path, socket_dir: Path, major: int | None) -> SideServer:
+        """Return how a server of this major is run beside the served one; any usable one where `major` is None.
+
+        Raises:
+            RefusedError: none is installed.
+
+        """
+        try:
+            binaries = postgres_binaries.choose(self._settings.pg_bindir, major)
+        except BlockedError as error:
+            raise RefusedError(error.detail) from error
+        return self._postgres.side_server(pgdata, socket_dir, binaries)
+
+    def check_volume_held(self) -> None:
+        """Raise TransientError where the volume is not ours, or not yet."""
+        if not self._world.volume_held:
+            raise TransientError("this sidecar does not hold the volume; its state says why")
+
+    async def similarities(self, stored: list[tuple[str, list[float]]]) -> list[float]:
+        """Embed texts anew, and return how much each agrees with its stored vector. Raises TransientError."""
+        return await self._api.similarities(self.model, stored)
+
+    async def recall(self, bank: str, text: str) -> float | None:
+        """Ask a bank for a memory by its own text, and return its semantic score; None where it did not come back."""
+        return await self._api.recall(bank, text)
