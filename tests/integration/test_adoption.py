@@ -49,7 +49,7 @@ def test_369_memories_of_the_seeds_cluster(
     adopted = ask(blocked, "GET", "/v1/operations").json()["operations"][0]
     report = adopted["report"]
     assert done.stdout.splitlines()[-1].endswith(f"the old cluster is kept as {report['kept']}")
-    assert f"369 memories restored from the cluster at {blocked.pgdata}; " in done.stdout
+    assert f"369 memories adopted from the cluster at {blocked.pgdata}; " in done.stdout
     assert "embedded  10 memories anew" in done.stdout
     assert (report["memories"], report["database"], report["comparison"]["faults"]) == (369, "postgres", [])
     assert report["agreement"]["median_similarity"] > 0.8
