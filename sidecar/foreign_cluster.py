@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from sidecar.sizing import MIB
 
 _MARGIN = 256 * MIB  # bytes for the new cluster's own log and catalogs
 _LOOK = 0.5  # seconds between looks at how much is copied
+# Of the directories that PostgreSQL itself writes to; what is configured elsewhere may well be linked to.
+_DATA = ("base", "global", "pg_*")
+_NOT_DATA = frozenset({"pg_hba.conf", "pg_ident.conf", "pg_log", "pg_stat_tmp"})
 # On the copy alone: a superuser whose name is known. In one line, as single-user mode reads it.
 _OPEN_UP = (
     "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'postgres') THEN CREATE ROLE postgres; END IF; "
@@ -59,18 +63,43 @@ def check(pgdata: Path, *, crashed: bool) -> Foreign:
             f"{pgdata / cluster.PID_FILE} is there: its last server runs in another container, or was killed; stop it, and if "
             "it is gone already, say so with --crashed (a copy is recovered; the original stays as it is)"
         )
-    links = [path for path in (pgdata / "pg_wal", *(pgdata / "pg_tblspc").glob("*")) if path.is_symlink()]
-    if links:
-        raise RefusedError(
-            f"{links[0]} is a link to {links[0].readlink()}, and a cluster is copied as one directory; dump it with pg_dump -Fc "
-            "where it runs, and restore that file"
-        )
+    _check_one_directory(pgdata)
     signals = [name for name in ("standby.signal", "recovery.signal") if (pgdata / name).exists()]
     if signals:
         raise RefusedError(
             f"{pgdata / signals[0]} is there, so it is a standby or in the middle of a recovery; promote it first, or adopt its primary"
         )
     return Foreign(pgdata, seen.major, volume.size(pgdata))
+
+
+def _check_one_directory(pgdata: Path) -> None:
+    """Refuse a cluster that has a part elsewhere: a server on the copy would write to that part of the original."""
+    if pgdata.is_symlink():
+        raise RefusedError(
+            f"PGDATA {pgdata} is a link to {pgdata.readlink()}, and a cluster is adopted in a directory of that very name; set "
+            "PGDATA to where it leads"
+        )
+    elsewhere = (
+        "and a cluster is copied as one directory; dump it with pg_dump -Fc where it runs, and restore that file"
+    )
+    link = next(_links(pgdata), None)
+    if link is not None:
+        raise RefusedError(f"{link} is a link to {link.readlink()}, {elsewhere}")
+    if (pgdata / "tablespace_map").exists():
+        raise RefusedError(f"{pgdata / 'tablespace_map'} names tablespaces in other directories, {elsewhere}")
+    real = Path(os.path.realpath(pgdata))
+    mounted = next((mount.point for mount in volume.mounts() if real in mount.point.parents), None)
+    if mounted is not None:
+        raise RefusedError(f"{mounted} is a mount of its own, {elsewhere}")
+
+
+def _links(pgdata: Path) -> Iterator[Path]:
+    """Yield the links among the files that PostgreSQL writes to."""
+    for part in (path for pattern in _DATA for path in sorted(pgdata.glob(pattern)) if path.name not in _NOT_DATA):
+        if part.is_symlink():
+            yield part
+        for directory, directories, files in os.walk(part):
+            yield from (path for name in (*directories, *files) if (path := Path(directory, name)).is_symlink())
 
 
 def check_room(foreign: Foreign) -> None:
