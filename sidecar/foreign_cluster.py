@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ _LOOK = 0.5  # seconds between looks at how much is copied
 # Of the directories that PostgreSQL itself writes to; what is configured elsewhere may well be linked to.
 _DATA = ("base", "global", "pg_*")
 _NOT_DATA = frozenset({"pg_hba.conf", "pg_ident.conf", "pg_log", "pg_stat_tmp"})
-# On the copy alone: a superuser whose name is known. In one line, as single-user mode reads it.
+# On the copy alone: a superuser whose name is known, and that gets in with nothing set for it. In one line, as
+# single-user mode reads it.
 _OPEN_UP = (
     "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'postgres') THEN CREATE ROLE postgres; END IF; "
-    "ALTER ROLE postgres SUPERUSER LOGIN CONNECTION LIMIT -1 VALID UNTIL 'infinity'; ALTER ROLE postgres RESET ALL; END $$"
+    "ALTER ROLE postgres SUPERUSER LOGIN CONNECTION LIMIT -1 VALID UNTIL 'infinity'; DELETE FROM pg_catalog.pg_db_role_setting; "
+    "UPDATE pg_catalog.pg_database SET datallowconn = true WHERE datname = 'template1'; END $$"
 )
 
 
@@ -129,7 +132,9 @@ async def fetch(
     try:
         await aside.run_alone(_OPEN_UP)
     except SideServerError as error:
-        raise RefusedError(f"{error}; nothing was touched") from error
+        raise RefusedError(
+            f"{error}; nothing was touched: mend that where it runs, or dump it there with pg_dump -Fc and restore that file"
+        ) from error
     async with aside.running(foreign=True):
         name = await _choose(aside.socket_dir, wanted)
         operation.report["database"] = name
@@ -158,6 +163,9 @@ async def _copy(foreign: Foreign, aside: SideServer, operation: Operation) -> No
         raise SidecarError(f"{foreign.pgdata} could not be copied: {' '.join(list(child.tail)[-3:])}")
     for name in (cluster.PID_FILE, "postmaster.opts", "postgresql.auto.conf"):  # of the server that it was
         (aside.pgdata / name).unlink(missing_ok=True)
+    (aside.pgdata / "postgresql.auto.conf").touch()
+    for slot in (aside.pgdata / "pg_replslot").glob("*/"):  # the cluster's own, and its server may not start with them
+        shutil.rmtree(slot)
     aside.pgdata.chmod(0o700)
 
 
@@ -180,7 +188,8 @@ async def _choose(socket_dir: Path, wanted: str | None) -> str:
     """Return the database that has the memories."""
     async with await database.connect(socket_dir, database.SUPERUSER, "template1") as connection:
         cursor = await connection.execute(
-            "SELECT datname AS name FROM pg_database WHERE NOT datistemplate AND datallowconn ORDER BY datname"
+            "SELECT datname AS name FROM pg_database WHERE NOT datistemplate AND datallowconn "
+            "AND datconnlimit <> -2 ORDER BY datname"  # of which a DROP DATABASE has begun
         )
         names = [str(row["name"]) for row in await cursor.fetchall()]
     if wanted is not None and wanted not in names:

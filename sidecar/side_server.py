@@ -19,6 +19,7 @@ _LOOK = 0.1  # seconds between looks whether it answers
 _FAST = 60.0  # seconds for its fast shutdown
 _HARD = 10.0  # seconds to reap it after an immediate one
 _SAID = 5  # of its last lines go into a sentence
+_NOT_YET = "the database system is "  # starting up, or not yet accepting connections
 # A cluster that others made is run with none of its own configuration: it may load and include what is not here.
 _FILES = {"postgresql.conf": "", "pg_hba.conf": "local all all trust\n", "pg_ident.conf": ""}
 
@@ -108,7 +109,7 @@ class SideServer:
         A crash recovery takes as long as it takes.
 
         Raises:
-            SideServerError: it ended by itself before it answered.
+            SideServerError: it ended by itself before it answered, or lets nobody in.
 
         """
         chosen = sizing.postgres_settings(sizing.this_machine()) | dict(settings or {})
@@ -131,7 +132,11 @@ class SideServer:
                 )
             try:
                 await (await database.connect(self.socket_dir, database.SUPERUSER, "template1")).close()
-            except psycopg.OperationalError:
+            except psycopg.OperationalError as error:
+                if "FATAL" in str(error) and _NOT_YET not in str(error):
+                    raise SideServerError(
+                        f"PostgreSQL lets nobody in on the data directory: {error}".strip()
+                    ) from error
                 await child.wait(_LOOK)
             else:
                 return
@@ -144,6 +149,10 @@ class SideServer:
             "hba_file": str(self.socket_dir / "pg_hba.conf"),
             "ident_file": str(self.socket_dir / "pg_ident.conf"),
             "event_triggers": "off",
+            # A subscription would take from its publisher what the cluster itself has to get.
+            "max_logical_replication_workers": "0",
+            "dynamic_shared_memory_type": "mmap",
+            "huge_pages": "off",
         }
 
 
