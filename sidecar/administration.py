@@ -297,10 +297,19 @@ class Administration:
         return await asyncio.to_thread(adoption.kept, self._settings.pgdata)
 
     async def drop_kept(self, name: str) -> None:
-        """Drop a kept database or data directory. Raises RefusedError, OSError."""
+        """Drop a kept database or data directory.
+
+        Raises:
+            BusyError: an operation may have to serve it again.
+            RefusedError, OSError.
+
+        """
+        running = self.operations.current
+        if running is not None and running.report.get("kept") == name:
+            raise BusyError(running)
         directory = adoption.find_kept(self._settings.pgdata, name)
         if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory)
+            await asyncio.to_thread(adoption.drop_kept, directory)
             self._log.warning("dropped a data directory that was kept", path=str(directory))
             return
         await swapping.drop_kept(self._settings.run_dir, name)

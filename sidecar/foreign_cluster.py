@@ -5,9 +5,10 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from psycopg import sql
 
@@ -21,6 +22,7 @@ from sidecar.sizing import MIB
 
 _MARGIN = 256 * MIB  # bytes for the new cluster's own log and catalogs
 _LOOK = 0.5  # seconds between looks at how much is copied
+_NAMED = 3
 # Of the directories that PostgreSQL itself writes to; what is configured elsewhere may well be linked to.
 _DATA = ("base", "global", "pg_*")
 _NOT_DATA = frozenset({"pg_hba.conf", "pg_ident.conf", "pg_log", "pg_stat_tmp"})
@@ -35,11 +37,36 @@ _OPEN_UP = (
 
 @dataclass(frozen=True)
 class Foreign:
-    """A cluster that others made. `size` is in bytes, of all its files."""
+    """A cluster that others made.
+
+    Attributes:
+        pgdata: where it lies.
+        major: of its PostgreSQL.
+        size: in bytes, of all its files.
+        files: size and time of the last change (ns) of each, by its path in the cluster.
+
+    """
 
     pgdata: Path
     major: int
     size: int
+    files: Mapping[str, tuple[int, int]] = field(repr=False)
+
+    @classmethod
+    def seen(cls, pgdata: Path, major: int) -> Self:
+        """Look at all of its files. Raises OSError."""
+        files = _files(pgdata)
+        return cls(pgdata, major, sum(size for size, _ in files.values()), files)
+
+
+def _files(pgdata: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for directory, _, names in os.walk(pgdata):
+        for path in (Path(directory, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                found[str(path.relative_to(pgdata))] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 def check(pgdata: Path, *, crashed: bool) -> Foreign:
@@ -72,7 +99,23 @@ def check(pgdata: Path, *, crashed: bool) -> Foreign:
         raise RefusedError(
             f"{pgdata / signals[0]} is there, so it is a standby or in the middle of a recovery; promote it first, or adopt its primary"
         )
-    return Foreign(pgdata, seen.major, volume.size(pgdata))
+    return Foreign.seen(pgdata, seen.major)
+
+
+def check_unchanged(foreign: Foreign) -> None:
+    """Refuse where anything was written to a cluster since it was looked at, as by a server in another container.
+
+    Raises:
+        RefusedError: it was; what is read from a copy of it lacks that, or makes no sense.
+
+    """
+    now = _files(foreign.pgdata)
+    changed = sorted({name for name, _ in {*now.items()} ^ {*foreign.files.items()}})
+    if changed:
+        raise RefusedError(
+            f"{len(changed)} files of {foreign.pgdata} were written since this began ({', '.join(changed[:_NAMED])}): a server "
+            "works in it, in another container perhaps; stop it, and try again"
+        )
 
 
 def _check_one_directory(pgdata: Path) -> None:
@@ -128,6 +171,7 @@ async def fetch(
 
     """
     await _copy(foreign, aside, operation)
+    await asyncio.to_thread(check_unchanged, foreign)
     operation.enter("recover the copy")
     try:
         await aside.run_alone(_OPEN_UP)

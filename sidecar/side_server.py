@@ -1,9 +1,8 @@
 """A PostgreSQL beside the served one, for as long as an operation needs it: on a data directory of its own."""
 
-import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +12,14 @@ from sidecar import database, sizing
 from sidecar.child import Child
 from sidecar.errors import SidecarError
 from sidecar.initscripts import InitScripts
+from sidecar.operations import to_its_end
 from sidecar.programs import Programs
 
 _LOOK = 0.1  # seconds between looks whether it answers
 _FAST = 60.0  # seconds for its fast shutdown
 _HARD = 10.0  # seconds to reap it after an immediate one
+_AT_ONCE = ((signal.SIGQUIT, _HARD), (signal.SIGKILL, _HARD))
+_IN_ORDER = ((signal.SIGINT, _FAST), *_AT_ONCE)
 _SAID = 5  # of its last lines go into a sentence
 _NOT_YET = "the database system is "  # starting up, or not yet accepting connections
 # A cluster that others made is run with none of its own configuration: it may load and include what is not here.
@@ -65,7 +67,7 @@ class SideServer:
         try:
             code = await child.wait()
         finally:
-            child.kill_session()
+            await _killed(child)
         if code != 0:
             raise SideServerError(f"10-initdb ended with {code}: {_words(child)}")
 
@@ -88,23 +90,20 @@ class SideServer:
                  "template1"],
                 env=self._environment,
                 cwd=self.programs.cwd,
-                death_signal=signal.SIGQUIT,
+                death_signal=signal.SIGKILL,
                 hear=lambda _: None,
                 stdin=file.fileno(),
             )  # fmt: skip
         try:
             code = await child.wait()
         finally:
-            if child.returncode is None:
-                child.send(signal.SIGQUIT)
-                await child.wait(_HARD)
-            child.kill_session()
+            await _killed(child)  # in the middle of a recovery it would not hear another signal
         if code != 0:
             raise SideServerError(f"PostgreSQL cannot run on the data directory (exit {code}): {_words(child)}")
 
     @contextlib.asynccontextmanager
     async def running(self, *, foreign: bool = False, settings: Mapping[str, str] | None = None) -> AsyncIterator[None]:
-        """Run the server meanwhile. `foreign`: with none of the cluster's own configuration.
+        """Run the server meanwhile, and end it in order, or at once where something went wrong. `foreign`: with none of the cluster's own configuration.
 
         A crash recovery takes as long as it takes.
 
@@ -116,13 +115,15 @@ class SideServer:
         words = {**chosen, **(self._foreign_settings() if foreign else {})}
         told = " ".join(f"{name}={value}" for name, value in words.items())
         child = self.scripts.start(
-            "20-postgres", "postgres-aside", {**self._environment, "POSTGRES_SETTINGS": told}, signal.SIGINT
+            "20-postgres", "postgres-aside", {**self._environment, "POSTGRES_SETTINGS": told}, signal.SIGQUIT
         )
         try:
             await self._answers(child)
             yield
-        finally:
-            await asyncio.shield(_stopped(child))
+        except BaseException:
+            await to_its_end(_stopped(child, _AT_ONCE))  # nobody needs what is in it any more
+            raise
+        await to_its_end(_stopped(child, _IN_ORDER))
 
     async def _answers(self, child: Child) -> None:
         while True:
@@ -160,8 +161,15 @@ def _words(child: Child) -> str:
     return " ".join(list(child.tail)[-_SAID:]) or "it said nothing"
 
 
-async def _stopped(child: Child) -> None:
-    for number, patience in ((signal.SIGINT, _FAST), (signal.SIGQUIT, _HARD), (signal.SIGKILL, _HARD)):
+async def _killed(child: Child) -> None:
+    """End a short program that did not end by itself, and see it gone: its files are removed next."""
+    if child.returncode is None:
+        child.kill_session()
+        await to_its_end(child.wait())
+
+
+async def _stopped(child: Child, steps: Sequence[tuple[signal.Signals, float]]) -> None:
+    for number, patience in steps:
         child.send(number)
         if await child.wait(patience) is not None:
             return

@@ -356,6 +356,9 @@ class Supervisor:
         self.world.volume_held = True
 
     async def _prepare_cluster(self) -> None:
+        cluster_exchange.finish(
+            self._settings.pgdata
+        )  # one that failed half way, before an empty cluster is made in its place
         await self._postgres.prepare()
         if self._postgres.binaries is not None:
             self._status.update(versions={**self._status.picture.versions, "postgres": self._postgres.binaries.version})

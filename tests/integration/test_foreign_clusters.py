@@ -13,7 +13,7 @@ import seed_cluster
 from harness import give_to_the_sidecar, reachable_directory
 from postgres_server import ENV, UNPRIVILEGED, run
 
-from sidecar import foreign_cluster, volume
+from sidecar import foreign_cluster
 from sidecar.errors import RefusedError
 from sidecar.foreign_cluster import Foreign
 from sidecar.initscripts import InitScripts
@@ -72,7 +72,7 @@ def side_server(pgdata: Path) -> SideServer:
 
 
 def memories(pgdata: Path) -> int:
-    found = Foreign(pgdata, seed_cluster.binaries().major, volume.size(pgdata))
+    found = Foreign.seen(pgdata, seed_cluster.binaries().major)
     directory = pgdata.with_name("pgdata.adopting-dump")
     fetched = run(foreign_cluster.fetch(found, side_server(pgdata), directory, None, Operation(Kind.ADOPT)))
     return fetched.manifest.contents.memories

@@ -86,6 +86,17 @@ def test_our_own_and_nothing(pgdata: Path) -> None:
         foreign_cluster.check(pgdata, crashed=False)
 
 
+@pytest.mark.parametrize("name", ["base/1", "postmaster.pid"])
+def test_what_is_written_meanwhile(name: str, pgdata: Path) -> None:
+    found = foreign_cluster.check(pgdata, crashed=False)
+    foreign_cluster.check_unchanged(found)
+    (pgdata / name).write_bytes(b"y" * 1000)
+    with pytest.raises(
+        RefusedError, match=f"1 files of .* were written since this began \\({name}\\): a server works in it"
+    ):
+        foreign_cluster.check_unchanged(found)
+
+
 def test_too_little_room(pgdata: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = foreign_cluster.check(pgdata, crashed=False)
     foreign_cluster.check_room(found)
