@@ -15,6 +15,7 @@ from sidecar import (
     __version__,
     adoption,
     archive,
+    cluster,
     dump_file,
     dumping,
     foreign_cluster,
@@ -289,7 +290,15 @@ class Administration:
     # Kept databases ---------------------------------------------------------------------------------------------
 
     async def kept(self) -> list[swapping.Kept]:
-        """Return the databases that were served before, the latest first."""
+        """Return the databases that were served before, the latest first.
+
+        Raises:
+            BlockedError: the data directory cannot be looked at.
+            psycopg.OperationalError: Postgres does not run.
+
+        """
+        if cluster.look(self._settings.pgdata).found is not cluster.Found.CLUSTER:
+            return []  # they are kept in a cluster of ours
         return await swapping.kept(self._settings.run_dir)
 
     async def kept_clusters(self) -> list[swapping.Kept]:

@@ -150,7 +150,7 @@ def _links(pgdata: Path) -> Iterator[Path]:
 
 def check_room(foreign: Foreign) -> None:
     """Refuse where copy, dump and new cluster may not fit. Raises RefusedError."""
-    wanted, free = foreign.size * 3 // 2 + _MARGIN, volume.free_bytes(foreign.pgdata.parent)
+    wanted, free = foreign.size * 5 // 2 + _MARGIN, volume.free_bytes(foreign.pgdata.parent)
     if free < wanted:
         raise RefusedError(
             f"a copy of {foreign.pgdata} and a new cluster may take {wanted // MIB} MiB, and {foreign.pgdata.parent} has "

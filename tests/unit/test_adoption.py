@@ -88,6 +88,15 @@ def test_what_is_half_deleted_is_not_listed(pgdata: Path, monkeypatch: pytest.Mo
     assert [path.name for path in pgdata.parent.iterdir()] == ["pgdata"]
 
 
+def test_a_foreign_cluster_has_no_kept_databases_and_may_have_clusters_beside_it(pgdata: Path) -> None:
+    (pgdata / "PG_VERSION").write_text("18\n")
+    pgdata.with_name("pgdata.kept-20260101t000000z").mkdir()
+    nothing: Any = None
+    administration = Administration(Settings(PGDATA=pgdata, run_dir=pgdata.parent), nothing, nothing)
+    assert asyncio.run(administration.kept()) == []
+    assert [one.name for one in asyncio.run(administration.kept_clusters())] == ["pgdata.kept-20260101t000000z"]
+
+
 def test_what_an_operation_may_have_to_serve_again_is_not_dropped(pgdata: Path) -> None:
     kept = pgdata.with_name("pgdata.kept-20260101t000000z")
     kept.mkdir()
