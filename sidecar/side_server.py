@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from sidecar import database, sizing
+from sidecar import cluster, database, sizing
 from sidecar.child import Child
 from sidecar.errors import SidecarError
 from sidecar.initscripts import InitScripts
@@ -113,6 +113,7 @@ class SideServer:
         """
         chosen = sizing.postgres_settings(sizing.this_machine()) | dict(settings or {})
         words = {**chosen, **(self._foreign_settings() if foreign else {})}
+        cluster.clear_stale_socket_lock(self.socket_dir)
         told = " ".join(f"{name}={value}" for name, value in words.items())
         child = self.scripts.start(
             "20-postgres", "postgres-aside", {**self._environment, "POSTGRES_SETTINGS": told}, signal.SIGQUIT

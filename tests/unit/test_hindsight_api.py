@@ -17,7 +17,7 @@ from sidecar.sizing import MIB
      (None, True, True, False)],
 )  # fmt: skip
 def test_a_model_too_many(
-    left: int | None, together: bool, runs: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+    *, left: int | None, together: bool, runs: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizing, "memory_left", lambda: None if left is None else left * MIB)
     monkeypatch.setattr(sizing, "die_together", lambda: together)
