@@ -268,7 +268,9 @@ class Supervisor:
         if state.phase is Phase.READY and self._first_ready is not None:
             self._first_ready()
             self._first_ready = None
-        self._blocked_since = (self._blocked_since or now) if state.phase is Phase.BLOCKED else None
+        # Whoever began an operation, such as an adoption, is about to mend it.
+        waits = state.phase is Phase.BLOCKED and not self.administration.busy
+        self._blocked_since = (self._blocked_since or now) if waits else None
 
     def _look_at_schedule(self) -> None:
         if self._scheduler is not None:

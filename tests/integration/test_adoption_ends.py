@@ -11,6 +11,8 @@ import seed_cluster
 from administrator import ask
 from harness import RunningSidecar, wait_for
 
+from sidecar.serve import EXIT_GAVE_UP
+
 MEMORIES = (
     "CREATE EXTENSION vector",
     "CREATE TABLE memory_units (id int PRIMARY KEY, text text, embedding vector(3))",
@@ -21,10 +23,8 @@ PHASES = ("copy", "recover the copy", "dump", "hash", "make the cluster", "check
 BUDGET = 9.0  # seconds
 
 
-@pytest.fixture
-def blocked(make_sidecar: Any) -> RunningSidecar:
-    """Have a sidecar whose PGDATA is somebody's cluster, left as a kill leaves it."""
-    sidecar: RunningSidecar = make_sidecar()
+def foreign(sidecar: RunningSidecar) -> RunningSidecar:
+    """Give a sidecar somebody's cluster at PGDATA, left as a kill leaves it."""
     seed_cluster.make_empty(sidecar.pgdata)
     with seed_cluster.running(sidecar.pgdata, last=signal.SIGKILL) as socket_dir:
         for statement in MEMORIES:
@@ -33,6 +33,12 @@ def blocked(make_sidecar: Any) -> RunningSidecar:
     wait_for(lambda: not sidecar.postgres_pids(), 20, "the seed's processes gone")
     sidecar.start().wait_state("blocked(foreign-cluster)", 60)
     return sidecar
+
+
+@pytest.fixture
+def blocked(make_sidecar: Any) -> RunningSidecar:
+    """Have a sidecar that is blocked by it."""
+    return foreign(make_sidecar())
 
 
 def begun(sidecar: RunningSidecar, phase: str) -> str:
@@ -87,3 +93,14 @@ def test_stopped_in_a_phase(phase: str, blocked: RunningSidecar) -> None:
     assert time.monotonic() - began < BUDGET
     assert (beside(blocked), working(blocked)) == ([], [])
     assert seed_cluster.fingerprint(blocked.pgdata) == before
+
+
+@pytest.mark.timeout(120)
+def test_nothing_is_given_up_in_the_middle_of_it(make_sidecar: Any) -> None:
+    sidecar = foreign(make_sidecar(HINDSIGHT_SIDECAR_BLOCKED_EXIT_AFTER="2"))
+    began = time.monotonic()
+    begun(sidecar, "verify")
+    assert time.monotonic() - began > 2, "the adoption took too little time to tell"
+    assert sidecar.wait_end(30) == EXIT_GAVE_UP
+    ended = [event for event in sidecar.events() if event["event"] == "operation ended"]
+    assert [(event["outcome"], "dimensions" in event["error"]) for event in ended] == [("refused", True)]
