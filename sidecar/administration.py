@@ -15,6 +15,7 @@ from sidecar import (
     __version__,
     adoption,
     archive,
+    cluster,
     dump_file,
     dumping,
     foreign_cluster,
@@ -289,7 +290,15 @@ class Administration:
     # Kept databases ---------------------------------------------------------------------------------------------
 
     async def kept(self) -> list[swapping.Kept]:
-        """Return the databases that were served before, the latest first."""
+        """Return the databases that were served before, the latest first.
+
+        Raises:
+            BlockedError: the data directory cannot be looked at.
+            psycopg.OperationalError: Postgres does not run.
+
+        """
+        if cluster.look(self._settings.pgdata).found is not cluster.Found.CLUSTER:
+            return []  # they are kept in a cluster of ours
         return await swapping.kept(self._settings.run_dir)
 
     async def kept_clusters(self) -> list[swapping.Kept]:
@@ -297,10 +306,19 @@ class Administration:
         return await asyncio.to_thread(adoption.kept, self._settings.pgdata)
 
     async def drop_kept(self, name: str) -> None:
-        """Drop a kept database or data directory. Raises RefusedError, OSError."""
+        """Drop a kept database or data directory.
+
+        Raises:
+            BusyError: an operation may have to serve it again.
+            RefusedError, OSError.
+
+        """
+        running = self.operations.current
+        if running is not None and running.report.get("kept") == name:
+            raise BusyError(running)
         directory = adoption.find_kept(self._settings.pgdata, name)
         if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory)
+            await asyncio.to_thread(adoption.drop_kept, directory)
             self._log.warning("dropped a data directory that was kept", path=str(directory))
             return
         await swapping.drop_kept(self._settings.run_dir, name)

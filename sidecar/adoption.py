@@ -5,6 +5,7 @@ cluster is whole and verified, and gets it back where that one cannot be served.
 """
 
 import asyncio
+import glob
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from sidecar import cluster_exchange, foreign_cluster, log, moving, processes, s
 from sidecar.archive import DUMP, Archive
 from sidecar.errors import TransientError
 from sidecar.foreign_cluster import Foreign
-from sidecar.operations import Operation
+from sidecar.operations import Operation, to_its_end
 from sidecar.restoring import Place, Restoring, Wish
 from sidecar.side_server import SideServer
 from sidecar.staging import Staged
@@ -39,18 +40,19 @@ class Adoption:
         """
         pgdata, parts = foreign.pgdata, self.restoring.parts
         await parts.look_at_installed()
+        await to_its_end(asyncio.to_thread(_remove_work, pgdata))  # what an earlier one could not remove
         socket_dir = self.restoring.settings.side_directory
         socket_dir.mkdir(mode=0o700, exist_ok=True)
         copy = parts.side_server(_beside(pgdata, "copy"), socket_dir, foreign.major)
         new = parts.side_server(_beside(pgdata, "new"), socket_dir, None)
         try:
             fetched = await foreign_cluster.fetch(foreign, copy, _beside(pgdata, "dump"), wanted, operation)
-            await asyncio.to_thread(shutil.rmtree, copy.pgdata)
+            await to_its_end(asyncio.to_thread(shutil.rmtree, copy.pgdata))
             staged = await self._fill(fetched, new, wish, operation)
             if staged is not None:
-                await self._serve(pgdata, new.pgdata, staged, wish, operation)
+                await self._serve(foreign, new.pgdata, staged, wish, operation)
         finally:
-            await asyncio.shield(asyncio.to_thread(_remove_work, pgdata))
+            await to_its_end(asyncio.to_thread(_remove_work_or_tell, pgdata))
 
     async def _fill(self, fetched: Archive, new: SideServer, wish: Wish, operation: Operation) -> Staged | None:
         """Make a cluster with a verified database of the served name; None in a dry run."""
@@ -72,19 +74,21 @@ class Adoption:
             await swapping.drop_kept(socket_dir, empty)
         return finished
 
-    async def _serve(self, pgdata: Path, new: Path, staged: Staged, wish: Wish, operation: Operation) -> None:
-        served = self.restoring.served
+    async def _serve(self, foreign: Foreign, new: Path, staged: Staged, wish: Wish, operation: Operation) -> None:
+        pgdata, served = foreign.pgdata, self.restoring.served
         kept = pgdata.with_name(f"{pgdata.name}{_KEPT}{swapping.kept_name().removeprefix(swapping.KEPT)}")
         operation.enter("swap")
         async with moving.served_again(served, operation):
             await served.take_postgres_down(operation.name)
-            await asyncio.to_thread(cluster_exchange.exchange, pgdata, new, kept)
-            operation.report["kept"] = kept.name
+            await asyncio.to_thread(foreign_cluster.check_unchanged, foreign)
             try:
+                await to_its_end(asyncio.to_thread(cluster_exchange.exchange, pgdata, new, kept))
+                operation.report["kept"] = kept.name
                 await served.bring_postgres_up()
                 await self.restoring.move(wish, self.restoring.settings.run_dir).verify_served(staged, operation)
             except BaseException:
-                await self._put_back(pgdata, kept, operation)
+                if kept.exists():
+                    await self._put_back(pgdata, kept, operation)
                 raise
 
     async def _put_back(self, pgdata: Path, kept: Path, operation: Operation) -> None:
@@ -98,8 +102,8 @@ class Adoption:
                 kept=kept.name,
             )
             return
-        await asyncio.to_thread(cluster_exchange.exchange, pgdata, kept, _beside(pgdata, "rejected"))
-        del operation.report["kept"]
+        await to_its_end(asyncio.to_thread(cluster_exchange.exchange, pgdata, kept, _beside(pgdata, "rejected")))
+        operation.report.pop("kept", None)
 
 
 def _beside(pgdata: Path, name: str) -> Path:
@@ -107,10 +111,18 @@ def _beside(pgdata: Path, name: str) -> Path:
 
 
 def _remove_work(pgdata: Path) -> list[Path]:
-    left = sorted(pgdata.parent.glob(f"{pgdata.name}{_WORK}-*"))
+    left = sorted(pgdata.parent.glob(f"{glob.escape(pgdata.name)}{_WORK}-*"))
     for path in left:
         shutil.rmtree(path)
     return left
+
+
+def _remove_work_or_tell(pgdata: Path) -> None:
+    """Remove it; what went wrong before matters more than that this cannot be done now."""
+    try:
+        _remove_work(pgdata)
+    except OSError as error:
+        log.get("adoption").warning("what an adoption worked with is removed at the next start", error=str(error))
 
 
 def sweep(pgdata: Path, tell: Callable[..., object]) -> None:
@@ -121,7 +133,7 @@ def sweep(pgdata: Path, tell: Callable[..., object]) -> None:
         OSError: it cannot be removed.
 
     """
-    for path in pgdata.parent.glob(f"{pgdata.name}{_WORK}-*"):
+    for path in pgdata.parent.glob(f"{glob.escape(pgdata.name)}{_WORK}-*"):
         if path.is_dir() and (alive := processes.postgres_in(path)):
             raise TransientError(f"PostgreSQL process {alive[0]} still works in {path}; it is left to end by itself")
     for path in _remove_work(pgdata):
@@ -133,11 +145,19 @@ def kept(pgdata: Path) -> list[Kept]:
     return [Kept(path.name, volume.size(path)) for path in _kept(pgdata)]
 
 
+def drop_kept(directory: Path) -> None:
+    """Delete a kept data directory; what a kill in the middle of it leaves has not its name, and goes at the next start."""
+    going = directory.with_name(directory.name.replace(_KEPT, f"{_WORK}-dropped-", 1))
+    directory.rename(going)
+    volume.sync(going.parent)
+    shutil.rmtree(going)
+
+
 def find_kept(pgdata: Path, name: str) -> Path | None:
     """Return the kept data directory of that name; None where there is none."""
     return next((path for path in _kept(pgdata) if path.name == name), None)
 
 
 def _kept(pgdata: Path) -> list[Path]:
-    found = sorted(pgdata.parent.glob(f"{pgdata.name}{_KEPT}*"), reverse=True)
+    found = sorted(pgdata.parent.glob(f"{glob.escape(pgdata.name)}{_KEPT}*"), reverse=True)
     return [path for path in found if path.is_dir() and not path.is_symlink()]

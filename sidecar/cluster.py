@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sidecar import processes
 from sidecar.errors import BlockedError, Reason, TransientError
+from sidecar.paths import POSTGRES_SOCKET
 
 MARKER = "hindsight-sidecar.marker"  # written by initscripts/10-initdb before the cluster gets its final name
 PID_FILE = "postmaster.pid"
@@ -108,6 +109,14 @@ def _major(pgdata: Path) -> int:
         raise BlockedError(
             Reason.DAMAGED_CLUSTER, f"{path} does not name a major version ({error}); restore the cluster from a copy"
         ) from error
+
+
+def clear_stale_socket_lock(socket_dir: Path) -> None:
+    """Remove the lock file that a killed postmaster left beside its socket: its number may by now be any process' of ours.
+
+    Only for the holder of the run directory's lock, before its own postmaster is started there.
+    """
+    (socket_dir / f"{POSTGRES_SOCKET}.lock").unlink(missing_ok=True)
 
 
 def clear_stale_pid_file(pgdata: Path, proc: Path = processes.PROC) -> bool:

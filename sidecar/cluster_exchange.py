@@ -20,9 +20,11 @@ def exchange(pgdata: Path, incoming: Path, outgoing: Path) -> None:
     All three lie in one directory, the volume, whose lock we hold. No Postgres may run in either.
 
     Raises:
-        OSError: it cannot be written down, and nothing was renamed; or not be finished, and the next start tries again.
+        OSError: it cannot be done, and each has its name again; where not even that can be, the next start tries again.
 
     """
+    if os.path.lexists(outgoing):
+        raise FileExistsError(f"{outgoing} is there already; move it away")
     journal = pgdata.parent / JOURNAL
     written = journal.with_suffix(".new")
     with written.open("w", encoding="utf-8") as file:
@@ -30,8 +32,14 @@ def exchange(pgdata: Path, incoming: Path, outgoing: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     written.rename(journal)
-    volume.sync(journal.parent)
-    finish(pgdata)
+    try:
+        volume.sync(journal.parent)
+        finish(pgdata)
+    except OSError:
+        if not pgdata.exists() and outgoing.exists():
+            outgoing.rename(pgdata)
+        journal.unlink(missing_ok=True)
+        raise
 
 
 def finish(pgdata: Path) -> str | None:
@@ -61,6 +69,9 @@ def finish(pgdata: Path) -> str | None:
         if not pgdata.exists():
             incoming.rename(pgdata)
             volume.sync(pgdata.parent)
+    elif outgoing.exists() and not pgdata.exists():  # what was to come is gone
+        outgoing.rename(pgdata)
+        volume.sync(pgdata.parent)
     journal.unlink()
     volume.sync(pgdata.parent)
     return outgoing.name

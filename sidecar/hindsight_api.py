@@ -9,8 +9,9 @@ from urllib.parse import quote
 import httpx2
 import psycopg
 
-from sidecar import api_environment, database, log, rehearsal, sizing, upstream
+from sidecar import api_environment, database, log, processes, rehearsal, sizing, upstream
 from sidecar.component import Component
+from sidecar.errors import TransientError
 from sidecar.initscripts import InitScripts
 from sidecar.model import Model
 from sidecar.settings import Settings
@@ -72,13 +73,26 @@ class HindsightApi(Component[ApiWatch]):
         """Return how much vectors agree with fresh ones of their texts, as cosines; in a process of its own.
 
         Raises:
-            TransientError: the model could not be loaded there.
+            TransientError: the model could not be loaded there, or the container might be ended for it.
 
         """
+        self._check_memory()
         scratch = self._settings.run_dir / "scratch"
         return await upstream.similarities(
             self.installed, stored, self._environment(model), scratch, self._settings.run_dir / "empty"
         )
+
+    def _check_memory(self) -> None:
+        """Refuse where a second model may be one too many, and all would go with it. Raises TransientError."""
+        left = sizing.memory_left()
+        if self.child is None or left is None or not sizing.die_together():
+            return
+        wanted = processes.memory(self.child.pid)
+        if left < wanted:
+            raise TransientError(
+                f"hindsight-api has {wanted // sizing.MIB} MiB, {left // sizing.MIB} MiB are left for its model a second time, and "
+                "the container would be ended for want of memory"
+            )
 
     def stop_watching(self) -> None:
         """Look no more."""

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from sidecar import log
 from sidecar.archive import new_id
 from sidecar.errors import RefusedError, SidecarError, VerificationError
 
 _REMEMBERED = 50  # finished operations that can still be asked about
+T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -121,6 +122,18 @@ class Operation:
 
 
 Work = Callable[[Operation], Awaitable[None]]
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Wait for what must not be left half done. Cancelled, it comes to its end all the same, and then this is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.get("operations").warning("what had to come to its end failed", error=str(error).strip())
+        raise
 
 
 class Operations:

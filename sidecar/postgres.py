@@ -59,6 +59,7 @@ class Postgres(Component[PostgresWatch]):
         """
         found = cluster.inspect(self._settings.pgdata)
         self._clear_stale_pid_file()
+        cluster.clear_stale_socket_lock(self._settings.run_dir)
         self.binaries = postgres_binaries.choose(self._settings.pg_bindir, found.major)
         if found.found is cluster.Found.NOTHING:
             self._check_can_initdb()

@@ -50,6 +50,15 @@ def all_processes(proc: Path = PROC) -> Iterator[Process]:
                 yield found
 
 
+def memory(pid: int, proc: Path = PROC) -> int:
+    """Return how many bytes of memory a process has that are no file's; 0 where it is gone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
 def postgres_in(directory: Path, proc: Path = PROC) -> list[int]:
     """Return the pids of live PostgreSQL processes that work in this data directory, the lowest first.
 

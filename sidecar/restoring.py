@@ -195,6 +195,11 @@ class Restoring:
                 )
                 return
         if found is None:
+            if staged.contents.memories:
+                operation.report["unproved"].append(
+                    "none of its memories could be embedded anew (a text of 20 to 1000 characters is needed, and no observation): that "
+                    "its vectors are of the model at hand"
+                )
             return
         operation.report["agreement"] = found.to_json()
         if found.fault is not None and not wish.force_model:

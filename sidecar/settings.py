@@ -17,7 +17,6 @@ from sidecar.errors import SettingsError
 from sidecar.schedule import Times
 
 SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path, less the terminating NUL
-POSTGRES_SOCKET = ".s.PGSQL.5432"
 _PORT_MAX = 65535
 _SENDABLE = re.compile(r"[!-~]+")
 
@@ -215,7 +214,7 @@ class Settings(BaseSettings):
                 )
             elif address is not None:
                 taken[address] = name.upper()
-        length = len(os.fsencode(self.side_directory / POSTGRES_SOCKET))
+        length = len(os.fsencode(self.side_directory / paths.POSTGRES_SOCKET))
         if length > SOCKET_PATH_MAX:
             faults.append(
                 f"HINDSIGHT_SIDECAR_RUN_DIR makes a socket path of {length} bytes, and {SOCKET_PATH_MAX} are possible; "

@@ -46,6 +46,24 @@ def memory_limit(root: Path = Path("/")) -> int:
     return min([total, *(limit for limit in limits if limit)])
 
 
+def die_together(root: Path = Path("/")) -> bool:
+    """Tell whether the kernel, short of memory, ends every process of the container and not one (as Kubernetes has it)."""
+    return _read_int(root / "sys/fs/cgroup/memory.oom.group") == 1
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Return how many bytes can still be taken before the container's limit; None where it has none."""
+    limit, used = _read_int(root / "sys/fs/cgroup/memory.max"), _read_int(root / "sys/fs/cgroup/memory.current")
+    if limit is None or used is None:
+        return None
+    try:
+        lines = (root / "sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    cached = sum(int(line.split()[1]) for line in lines if line.split()[0] in {"inactive_file", "active_file"})
+    return max(limit - used + cached, 0)
+
+
 def core_limit(root: Path = Path("/")) -> int:
     """Return how many cores this process may use, at least 1."""
     cores = len(os.sched_getaffinity(0))

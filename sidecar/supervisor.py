@@ -186,7 +186,9 @@ class Supervisor:
         if state.phase is Phase.READY and self._first_ready is not None:
             self._first_ready()
             self._first_ready = None
-        self._blocked_since = (self._blocked_since or now) if state.phase is Phase.BLOCKED else None
+        # Whoever began an operation, such as an adoption, is about to mend it.
+        waits = state.phase is Phase.BLOCKED and not self.administration.busy
+        self._blocked_since = (self._blocked_since or now) if waits else None
 
     def _look_at_schedule(self) -> None:
         if self._scheduler is not None:
@@ -274,6 +276,9 @@ class Supervisor:
         self.world.volume_held = True
 
     async def _prepare_cluster(self) -> None:
+        cluster_exchange.finish(
+            self._settings.pgdata
+        )  # one that failed half way, before an empty cluster is made in its place
         await self._postgres.prepare()
         if self._postgres.binaries is not None:
             self._status.update(versions={**self._status.picture.versions, "postgres": self._postgres.binaries.version})

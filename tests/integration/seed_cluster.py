@@ -32,13 +32,18 @@ def _run(program: str, *arguments: str) -> None:
     assert done.returncode == 0, (program, done.stderr)
 
 
-def make(pgdata: Path, dump: Path, database: str = "postgres") -> None:
-    """Make the cluster with what a dump holds, and shut it down."""
+def make_empty(pgdata: Path) -> None:
+    """Make the cluster, with nothing in it."""
     pgdata.parent.mkdir(parents=True, exist_ok=True)
     give_to_the_sidecar(pgdata.parent)
     _run(
         "initdb", f"--pgdata={pgdata}", f"--username={SUPERUSER}", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"
     )
+
+
+def make(pgdata: Path, dump: Path, database: str = "postgres") -> None:
+    """Make the cluster with what a dump holds, and shut it down."""
+    make_empty(pgdata)
     with (pgdata / "postgresql.conf").open("a") as conf:  # what is not here, as a conda build's may be
         conf.write("listen_addresses = '127.0.0.1'\nport = 5433\nshared_preload_libraries = ''\n")
     (pgdata / "postgresql.auto.conf").write_text("local_preload_libraries = 'not_here'\n")

@@ -1,5 +1,6 @@
 """The cluster that people have today is taken over: its memories come across, and it stays as it was."""
 
+import functools
 import signal
 import socket
 from collections.abc import Callable
@@ -117,6 +118,25 @@ def test_what_cannot_be_served_is_put_back(blocked: RunningSidecar) -> None:
     blocked.wait_state("blocked(foreign-cluster)", 30)
     assert seed_cluster.fingerprint(blocked.pgdata) == before
     assert beside(blocked) == []
+
+
+@pytest.mark.timeout(300)
+def test_cancelled_once_names_are_exchanged(blocked: RunningSidecar) -> None:
+    before = seed_cluster.fingerprint(blocked.pgdata)
+    blocked.start().wait_state("blocked(foreign-cluster)", 60)
+    for phase in ("swap", "verify again", "start hindsight-api", "recall"):
+        seen = len(blocked.events())
+        operation = ask(blocked, "POST", "/v1/adoption", {}).json()
+        wait_for(functools.partial(_reached, blocked, phase, seen), 120, f"phase {phase}", every=0.005)
+        ended = ask(blocked, "DELETE", f"/v1/operations/{operation['id']}").json()
+        assert (phase, ended["error"]) == (phase, "it was cancelled; nothing was replaced")
+        assert "kept" not in ended["report"]
+        blocked.wait_state("blocked(foreign-cluster)", 20)
+        assert (seed_cluster.fingerprint(blocked.pgdata) == before, beside(blocked)) == (True, []), phase
+
+
+def _reached(sidecar: RunningSidecar, phase: str, seen: int) -> bool:
+    return any(event.get("phase") == phase for event in sidecar.events()[seen:])
 
 
 @pytest.mark.timeout(600)

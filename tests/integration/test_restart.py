@@ -1,9 +1,12 @@
 """The first promise: what was stored is there after a stop and a start."""
 
 import signal
+import subprocess
 from typing import Any
 
 import pytest
+from harness import RunningSidecar, give_to_the_sidecar
+from postgres_server import UNPRIVILEGED
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,17 @@ def test_ctrl_c_stops_it_cleanly(make_sidecar: Any) -> None:
     sidecar.signal(signal.SIGINT)
     assert sidecar.wait_end() == 0
     assert not sidecar.postgres_pids()
+
+
+def test_a_socket_lock_that_names_a_number_in_use(make_sidecar: Any) -> None:
+    sidecar: RunningSidecar = make_sidecar()
+    sidecar.start_ready()
+    assert sidecar.stop() == 0
+    lock = sidecar.run_dir / ".s.PGSQL.5432.lock"  # of a postmaster that was killed with its container
+    with subprocess.Popen(["/usr/bin/setpriv", *UNPRIVILEGED, "--", "/bin/sleep", "300"]) as other:
+        try:
+            lock.write_text(f"{other.pid}\n{sidecar.pgdata}\n1\n5432\n{sidecar.run_dir}\n")
+            give_to_the_sidecar(lock)
+            sidecar.start_ready()
+        finally:
+            other.terminate()

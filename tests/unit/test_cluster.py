@@ -143,3 +143,11 @@ def test_a_pid_file_that_cannot_be_removed_is_named(pgdata: Path, no_processes: 
         clear_stale_pid_file(pgdata, no_processes)
     assert caught.value.reason is Reason.PERMISSIONS
     assert str(pgdata / PID_FILE) in caught.value.detail
+
+
+def test_the_lock_of_a_socket_that_a_killed_postmaster_left(tmp_path: Path) -> None:
+    lock = tmp_path / ".s.PGSQL.5432.lock"
+    lock.write_text(f"{os.getpid()}\n")  # a number that is in use again
+    cluster.clear_stale_socket_lock(tmp_path)
+    assert not lock.exists()
+    cluster.clear_stale_socket_lock(tmp_path)

@@ -1,5 +1,6 @@
 """A kill at any moment of an exchange leaves the one data directory or the other, after the next start."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,38 @@ def test_killed_at_any_step(killed_at: int, pgdata: Path, monkeypatch: pytest.Mo
     assert names(pgdata) in (untouched, exchanged)
     assert names(pgdata) == exchanged or not written
     assert finish(pgdata) is None
+
+
+@pytest.mark.parametrize("failing", ["new", "pgdata"])
+def test_a_rename_that_fails_changes_nothing(failing: str, pgdata: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == failing:
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            exchange(pgdata, pgdata.with_name("new"), pgdata.with_name("old"))
+    assert names(pgdata) == {"pgdata": "pgdata", "new": "new"}
+    assert finish(pgdata) is None
+
+
+def test_a_name_that_is_taken(pgdata: Path) -> None:
+    pgdata.with_name("old").mkdir()
+    with pytest.raises(FileExistsError, match="is there already; move it away"):
+        exchange(pgdata, pgdata.with_name("new"), pgdata.with_name("old"))
+    assert not (pgdata.parent / JOURNAL).exists()
+
+
+def test_what_was_to_come_is_gone(pgdata: Path) -> None:
+    (pgdata.parent / JOURNAL).write_text('{"incoming": "new", "outgoing": "old"}')
+    pgdata.rename(pgdata.with_name("old"))
+    shutil.rmtree(pgdata.with_name("new"))
+    finish(pgdata)
+    assert names(pgdata) == {"pgdata": "pgdata"}
 
 
 def test_what_cannot_be_read_is_left_alone(pgdata: Path) -> None:

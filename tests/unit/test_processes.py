@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.processes import Process, all_processes, postgres_in
+from sidecar.processes import Process, all_processes, memory, postgres_in
 
 
 class Proc:
@@ -98,3 +98,8 @@ def test_the_real_proc_has_this_process() -> None:
     found = {process.pid: process for process in all_processes()}
     assert found[os.getpid()].cwd == (here.st_dev, here.st_ino)
     assert postgres_in(Path("/proc")) == []
+
+
+def test_the_memory_of_a_process() -> None:
+    assert memory(os.getpid()) > 1024**2
+    assert memory(2**22 + 1) == 0

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.sizing import API_POOL, GIB, MIB, Machine, core_limit, memory_limit, postgres_settings
+from sidecar.sizing import (
+    API_POOL,
+    GIB,
+    MIB,
+    Machine,
+    core_limit,
+    die_together,
+    memory_left,
+    memory_limit,
+    postgres_settings,
+)
 
 TOTAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 CORES = len(os.sched_getaffinity(0))
@@ -101,3 +111,16 @@ def test_what_keeps_memories_is_on_and_what_reaches_out_is_off() -> None:
     assert "listen_addresses" not in settings  # initscripts/20-postgres says it, also where it is run by hand
     assert settings["unix_socket_permissions"] == "0700"
     assert settings["dynamic_shared_memory_type"] == "mmap"
+
+
+def test_what_is_left_of_the_limit(tmp_path: Path) -> None:
+    assert (memory_left(tmp_path), die_together(tmp_path)) == (None, False)
+    put(tmp_path, f"{V2}/memory.max", str(512 * MIB))
+    put(tmp_path, f"{V2}/memory.current", str(500 * MIB))
+    assert memory_left(tmp_path) == 12 * MIB
+    put(tmp_path, f"{V2}/memory.stat", f"anon 1\nfile {90 * MIB}\ninactive_file {30 * MIB}\nactive_file {10 * MIB}\n")
+    assert memory_left(tmp_path) == 52 * MIB, "what is cached of files can be taken"
+    put(tmp_path, f"{V2}/memory.max", "max\n")
+    assert memory_left(tmp_path) is None
+    put(tmp_path, f"{V2}/memory.oom.group", "1\n")
+    assert die_together(tmp_path)
