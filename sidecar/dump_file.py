@@ -1,5 +1,6 @@
 """A file in pg_dump's custom format: what its header and its list of contents say, before anything is loaded."""
 
+import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ _KINDS = (
 )  # fmt: skip
 _ENTRY = re.compile(rf"^(\d+); \d+ \d+ (?P<kind>{'|'.join(_KINDS)}|[A-Z]+) (?P<rest>.*)$")
 OTHER_SCHEMA = "hindsight_sidecar"
+# PostgreSQL 17.12 keeps a column's version among the column's options, and a pg_dump that does not know of it takes it for
+# one that somebody set; a server that does not know of it refuses it.
+INTERNAL_OPTIONS = ("pg_attver",)
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,26 @@ def selected(entries: list[Entry]) -> list[Entry]:
         and not entry.is_ours
         and not (entry.kind == "SCHEMA" and entry.rest.startswith("- public "))
     ]
+
+
+def blank_options(path: Path, names: tuple[str, ...] = INTERNAL_OPTIONS) -> int:
+    """Blank column options that a server keeps for itself, in their place, so that nothing else moves; return how many.
+
+    They stand in the list of contents, as text and under no checksum.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    """
+    option = rb"(?:%b)='?[\w.+-]+'?" % b"|".join(re.escape(name.encode()) for name in names)
+    alone = rb"ALTER TABLE ONLY [^\n;]+ ALTER COLUMN [^\n;]+ SET \(%b\);" % option
+    pattern = re.compile(rb"%b|(?<=\()%b, |, %b(?=[,)])" % (alone, option, option))
+    blanked = 0
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        for found in pattern.finditer(content):
+            content[found.start() : found.end()] = b" " * (found.end() - found.start())
+            blanked += 1
+    return blanked
 
 
 def extensions(entries: list[Entry]) -> list[str]:

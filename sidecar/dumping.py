@@ -104,6 +104,8 @@ async def dump(
             await _check_space(connection, dumps)
             found, made = await _both(address, connection, programs, partial / DUMP, operation, compression)
             version = str(connection.info.parameter_status("server_version") or "").split()[0]
+        if version != programs.binaries.version:
+            await asyncio.to_thread(dump_file.blank_options, partial / DUMP)
         operation.enter("hash", (partial / DUMP).stat().st_size, "bytes")
         manifest = Manifest(
             id=identifier,

@@ -20,10 +20,10 @@ from postgres_server import WITHIN, Server, run, running_server
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from sidecar import archive, contents, dumping, processes, verification
+from sidecar import archive, contents, dump_file, dumping, processes, verification
 from sidecar.archive import DUMP, Archive
 from sidecar.contents import Contents, Sequence
-from sidecar.dumping import Address
+from sidecar.dumping import Address, Compression
 from sidecar.errors import RefusedError, VerificationError
 from sidecar.operations import Kind, Operation
 from sidecar.programs import ProgramError
@@ -906,3 +906,35 @@ def test_finished_ones_are_listed_the_latest_first_and_broken_ones_left_out(
     assert listed == sorted((one.directory for one in made), reverse=True)
     os.truncate(listed[0] / DUMP, 100)
     assert [one.directory for one in dumping.kept(dumps)] == listed[1:]
+
+
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_options_that_a_server_keeps_for_itself_are_not_loaded_elsewhere(
+    compression: Compression, server: Server, dumps: Path, operation: Operation
+) -> None:
+    """`n_distinct` stands for one of them here: this server knows no other."""
+    database = server.make_database()
+    server.execute(
+        'CREATE TABLE "a; b" (one integer, "Two, )" text, three text)',
+        'ALTER TABLE "a; b" ALTER one SET (n_distinct=5), ALTER "Two, )" SET (n_distinct=-0.5, n_distinct_inherited=7)',
+        'ALTER TABLE "a; b" ALTER three SET (n_distinct_inherited=7, n_distinct=3)',
+        "CREATE TABLE plain (one integer)",
+        "ALTER TABLE plain ALTER one SET (n_distinct=5)",
+        "INSERT INTO plain VALUES (42)",
+        database=database,
+        user="hindsight",
+    )
+    made = run(dump(server, dumps, operation, address=server.address(database), compression=compression))
+    file = made.directory / DUMP
+    before = file.stat().st_size
+    assert dump_file.blank_options(file, ("n_distinct",)) == 3  # a name with a semicolon is not touched
+    assert file.stat().st_size == before
+    into = server.make_database()
+    server.run("pg_restore", f"--dbname={into}", str(file))
+    found = server.rows("SELECT attname, attoptions FROM pg_attribute WHERE attoptions IS NOT NULL ORDER BY 1", into)
+    assert found == [
+        ("Two, )", ["n_distinct_inherited=7"]),
+        ("one", ["n_distinct=5"]),
+        ("three", ["n_distinct_inherited=7"]),
+    ]
+    assert server.rows("SELECT one FROM plain", into) == [(42,)]
