@@ -334,7 +334,7 @@ class Administration:
         chosen = next((one.name for one in kept if name in (None, one.name)), None)
         if chosen is None:
             raise RefusedError(
-                f"no kept database {'is there' if name is None else name[:80]}; GET /v1/databases lists them"
+                f"no kept database {'is there' if name is None else name[:80]}; `hindsight-sidecar databases` lists them"
             )
         served, socket_dir = self._served, self._settings.run_dir
 

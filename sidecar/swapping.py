@@ -171,6 +171,6 @@ async def drop_kept(socket_dir: Path, name: str) -> None:
 
     """
     if name not in {one.name for one in await kept(socket_dir)}:
-        raise RefusedError(f"{name[:80]!r} is no kept database; GET /v1/databases lists them")
+        raise RefusedError(f"{name[:80]!r} is no kept database; `hindsight-sidecar databases` lists them")
     async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
         await connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

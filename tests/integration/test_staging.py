@@ -833,7 +833,7 @@ def test_kept_ones_are_listed_the_latest_first_and_nothing_else_is_dropped(other
     for name in ("hindsight", "postgres", "template1", "hindsight_keptnot", "hindsight_kept_", "hindsight_kept_%", ""):
         with pytest.raises(RefusedError) as refused:
             run(swapping.drop_kept(other.directory, name))
-        assert str(refused.value) == f"{name!r} is no kept database; GET /v1/databases lists them"
+        assert str(refused.value) == f"{name!r} is no kept database; `hindsight-sidecar databases` lists them"
     assert databases(other) == was
     with other.connect(names[0]):
         run(swapping.drop_kept(other.directory, names[0]))
