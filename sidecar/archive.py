@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from sidecar import volume
 from sidecar.contents import Contents
 from sidecar.errors import RefusedError
 
@@ -232,7 +233,7 @@ def finish(directory: Path, manifest: Manifest) -> Archive:
     _write(directory / MANIFEST, manifest.to_bytes())
     archive = Archive.open(directory)
     _write(directory / CHECKSUM, _checksum_line(archive))
-    sync(directory)
+    volume.sync(directory)
     return archive
 
 
@@ -247,15 +248,6 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Bring a file or a directory's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_back(directory: Path) -> Archive:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from sidecar.archive import sync
 from sidecar.errors import RefusedError, SidecarError
+from sidecar.volume import sync
 
 STDIO = "-"
 

@@ -127,13 +127,13 @@ async def dump(
         raise
     finished = dumps / identifier
     partial.rename(finished)
-    archive.sync(dumps)
+    volume.sync(dumps)
     return Archive(finished, manifest)
 
 
 def _finish(partial: Path, manifest: Manifest) -> None:
     (partial / DUMP).chmod(0o600)
-    archive.sync(partial / DUMP)
+    volume.sync(partial / DUMP)
     archive.finish(partial, manifest)
 
 
@@ -241,5 +241,5 @@ def delete(dumps: Path, identifier: str) -> None:
     """Delete a finished dump; what an end in the middle of it leaves is swept at the next start. Raises OSError."""
     going = dumps / f"{PARTIAL}{identifier}"
     (dumps / identifier).rename(going)
-    archive.sync(dumps)
+    volume.sync(dumps)
     shutil.rmtree(going)
