@@ -246,3 +246,24 @@ def give_to_the_sidecar(path: Path) -> None:
     """Make a path belong to the user that the sidecar runs as."""
     if os.geteuid() == 0:
         shutil.chown(path, "hindsight", "hindsight")
+
+
+@contextlib.contextmanager
+def on_a_small_volume(sidecar: RunningSidecar, mebibytes: int) -> Iterator[RunningSidecar]:
+    """Give a sidecar that was not started a tmpfs of a size as its volume, and end it before that goes; only root can."""
+    sidecar.volume.mkdir()
+    options = f"size={mebibytes}m,mode=700"
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", options, "tmpfs", str(sidecar.volume)], check=True)
+    try:
+        give_to_the_sidecar(sidecar.volume)
+        yield sidecar
+        sidecar.end()
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", str(sidecar.volume)], check=True)
+
+
+def store_as_they_are(sidecar: RunningSidecar, bank: str, texts: list[str]) -> None:
+    """Store texts in a bank that makes nothing of its own of them, so that what it holds is known."""
+    settings = {"retain_extraction_mode": "chunks", "enable_observations": False}
+    assert sidecar.memory(f"/banks/{bank}", "PUT", settings).status == 200
+    sidecar.retain(bank, texts)

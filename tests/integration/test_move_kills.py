@@ -18,7 +18,7 @@ import made
 import psycopg
 import pytest
 from administrator import archive_of, ask, finished
-from harness import RunningSidecar, reachable_directory, wait_for
+from harness import RunningSidecar, reachable_directory, store_as_they_are, wait_for
 from postgres_server import Server, run, running, running_server
 
 from sidecar import archive, contents, database, dumping, processes, staging, swapping
@@ -678,9 +678,7 @@ def sidecar(model_dir: Path) -> Iterator[RunningSidecar]:
         one = RunningSidecar(directory, made.api_venv(), model_dir)
         try:
             one.start_ready()
-            bank = {"retain_extraction_mode": "chunks", "enable_observations": False}
-            assert one.memory(f"/banks/{BANK}", "PUT", bank).status == 200
-            one.retain(BANK, TEXTS)
+            store_as_they_are(one, BANK, TEXTS)
             yield one
         finally:
             one.end()

@@ -1,13 +1,12 @@
 """A full volume: told as what it is, nothing acknowledged is lost, and freeing some is enough."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import give_to_the_sidecar, wait_for
+from harness import on_a_small_volume, wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small volume")
 SIZE = 320  # MiB, of which a fresh database takes half
@@ -17,14 +16,8 @@ SIZE = 320  # MiB, of which a fresh database takes half
 def sidecar(make_sidecar: Any) -> Iterator[Any]:
     """Return a sidecar on a small volume of its own."""
     made = make_sidecar()
-    made.volume.mkdir()
-    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", f"size={SIZE}m,mode=700", "tmpfs", str(made.volume)], check=True)
-    try:
-        give_to_the_sidecar(made.volume)
+    with on_a_small_volume(made, SIZE):
         yield made
-        made.end()
-    finally:
-        subprocess.run(["/bin/umount", "--lazy", str(made.volume)], check=True)
 
 
 def fill(path: Path) -> None:

@@ -5,7 +5,6 @@ The schedule's time comes once a year and not within months, so that what is mad
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from administrator import ask, finished
-from harness import RunningSidecar, call, give_to_the_sidecar, wait_for
+from harness import RunningSidecar, call, on_a_small_volume, wait_for
 
 from sidecar import archive
 from sidecar.archive import DUMP, Archive
@@ -217,14 +216,8 @@ def operation_name(operation: dict[str, Any]) -> str:
 def small(make_sidecar: Callable[..., RunningSidecar]) -> Iterator[RunningSidecar]:
     """Return a sidecar on a small volume of its own."""
     made = make_sidecar(**SETTINGS)
-    made.volume.mkdir()
-    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", f"size={SIZE}m,mode=700", "tmpfs", str(made.volume)], check=True)
-    try:
-        give_to_the_sidecar(made.volume)
+    with on_a_small_volume(made, SIZE):
         yield made
-        made.end()
-    finally:
-        subprocess.run(["/bin/umount", "--lazy", str(made.volume)], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small volume")

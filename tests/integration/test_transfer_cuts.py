@@ -11,7 +11,7 @@ import made
 import pytest
 from administrator import ask
 from bad_line import BadLine, bad_line
-from harness import PROGRAM, RunningSidecar, reachable_directory, wait_for
+from harness import PROGRAM, RunningSidecar, reachable_directory, store_as_they_are, wait_for
 
 BANK = "moved"
 TEXTS = ["The spare key is under the blue flower pot.", "The boat lies in the harbour of Rovinj."]
@@ -36,9 +36,7 @@ def sidecar(home: Path, model_dir: Path) -> Iterator[RunningSidecar]:
     one = RunningSidecar(directory, made.api_venv(), model_dir, HINDSIGHT_SIDECAR_TOKEN=TOKEN)
     try:
         one.start_ready()
-        bank = {"retain_extraction_mode": "chunks", "enable_observations": False}
-        assert one.memory(f"/banks/{BANK}", "PUT", bank).status == 200
-        one.retain(BANK, TEXTS)
+        store_as_they_are(one, BANK, TEXTS)
         assert one.command("dump", "-o", str(home / "whole.tar")).returncode == 0
         one.retain(BANK, [LATER])
         yield one
