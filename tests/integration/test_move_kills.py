@@ -21,7 +21,7 @@ from administrator import archive_of, ask, finished
 from harness import RunningSidecar, reachable_directory, store_as_they_are, wait_for
 from postgres_server import Server, run, running, running_server
 
-from sidecar import archive, contents, database, dumping, processes, staging, swapping
+from sidecar import archive, cluster, contents, database, dumping, processes, staging, swapping
 from sidecar.api_environment import ROLE
 from sidecar.archive import DUMP, Archive
 from sidecar.contents import Contents
@@ -168,6 +168,11 @@ class Place:
         self.dump = made.manifest.id
         self.whole = self.volume / "new.tar"
         self.whole.write_bytes(b"".join(made.read()))
+        # The cluster belongs to whom the server runs as; what the mover looks at has to be its own.
+        pgdata = self.volume / "pgdata"
+        pgdata.mkdir()
+        shutil.copy(server.directory / "pgdata/PG_VERSION", pgdata)
+        (pgdata / cluster.MARKER).touch()
         self.mover = Mover(server, self.volume)
         self.make_served("old_memories")
 
