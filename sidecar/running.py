@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sidecar import api_environment, control, log
+from sidecar import api_environment, log
+from sidecar.control_listener import SOCKET, TCP, Later, Marked, metrics_app
 from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
 from sidecar.gateway import Gateway
@@ -15,7 +16,7 @@ from sidecar.listeners import Listeners, Server
 from sidecar.metrics import Metrics
 from sidecar.model import read
 from sidecar.serve import EXIT_FAULT, EXIT_GAVE_UP, EXIT_HARD_STOP, EXIT_SETTINGS, EXIT_STOPPED, leave
-from sidecar.settings import Settings
+from sidecar.settings import Settings, changed
 from sidecar.status import Status
 from sidecar.upstream import Upstream
 from sidecar.welcome import text as welcome_text
@@ -50,6 +51,11 @@ def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) 
         raise SettingsError(*faults)
 
 
+def _import_the_rest() -> None:
+    """Import what takes its time, while probes are answered already."""
+    from sidecar import control, supervisor  # noqa: F401, PLC0415
+
+
 class Sidecar:
     """Everything that runs, with one way in and one way out."""
 
@@ -73,12 +79,13 @@ class Sidecar:
             self._supervisor.request_stop(why)
 
     def _make_supervisor(self) -> "Supervisor":
-        """Make the supervisor, while the probes are answered already: what it imports takes its time.
+        """Make the supervisor, and the control API's application with it.
 
         Raises:
             SettingsError: something named in the settings is not there.
 
         """
+        from sidecar import control  # noqa: PLC0415
         from sidecar.supervisor import Supervisor  # noqa: PLC0415
 
         kept = self._found.kept
@@ -90,7 +97,9 @@ class Sidecar:
             first_ready=self._welcome if self._wants_welcome else None,
         )
         check_api_variables(self._settings, self._found, supervisor.installed)
-        supervisor.administration.attach_to(self._app)
+        app = control.build(self._settings, self._status, self._metrics)
+        supervisor.administration.attach_to(app)
+        self._control.set(app)
         if self._stop_asked is not None:
             supervisor.request_stop(self._stop_asked)
         return supervisor
@@ -105,25 +114,26 @@ class Sidecar:
 
     def _servers(self) -> list[Server]:
         settings, listeners = self._settings, self._listeners
-        app = self._app = control.build(settings, self._status, self._metrics)
+        self._control = Later(self._status)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
         served = [
             (self._gateway, listeners.gateway),
-            (control.Marked(app, control.TCP_LISTENER, hosts), listeners.control),
-            (control.Marked(app, control.SOCKET_LISTENER, None), listeners.socket),
+            (Marked(self._control, TCP, hosts), listeners.control),
+            (Marked(self._control, SOCKET, None), listeners.socket),
         ]
         if listeners.metrics is not None:
-            served.append((control.metrics_app(self._metrics), listeners.metrics))
+            served.append((metrics_app(self._metrics), listeners.metrics))
         return [Server(app, listener, grace=_SERVER_GRACE) for app, listener in served]
 
     async def run(self) -> int:
         """Run until the end; return the exit code."""
         servers = self._servers()
-        self._log.info("sidecar started", **control.changed(self._settings))
+        self._log.info("sidecar started", **changed(self._settings))
         if self._found.links:
             self._log.info("dropped Kubernetes' service links", names=self._found.links)
         try:
             await asyncio.gather(*(server.listening() for server in servers))
+            await asyncio.to_thread(_import_the_rest)
             self._supervisor = self._make_supervisor()
             return await self._supervise(self._supervisor, [server.serving for server in servers])
         except SettingsError as error:

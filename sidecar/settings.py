@@ -299,3 +299,24 @@ def load(environ: Mapping[str, str]) -> tuple[Settings, environment.Sorted]:
     if faults:
         raise SettingsError(*faults)
     return settings, found
+
+
+def masked(settings: Settings) -> dict[str, Any]:
+    """Return the settings in effect by variable, without any secret."""
+    values = settings.model_dump(mode="json")
+    names = setting_names()
+    shown = {}
+    for name, variable in names.items():
+        value = getattr(settings, name)
+        shown[variable] = str(value) if isinstance(value, Address) else values[name]
+    return shown
+
+
+def changed(settings: Settings) -> dict[str, str]:
+    """Return the settings that are not at their default, by variable and without any secret."""
+    shown = masked(settings)
+    return {
+        variable: str(shown[variable])
+        for name, variable in setting_names().items()
+        if getattr(settings, name) != Settings.model_fields[name].default
+    }

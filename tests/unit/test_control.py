@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from sidecar import __version__, control
+from sidecar import __version__, control, control_listener, probes
 from sidecar.hosts import AllowedHosts
 from sidecar.machine import Phase, State
 from sidecar.metrics import Metrics
@@ -30,11 +31,11 @@ Client = Callable[..., TestClient]
 
 @pytest.fixture
 def client(status: Status) -> Client:
-    def make(listener: str = control.TCP_LISTENER, **settings: Any) -> TestClient:
+    def make(listener: str = control_listener.TCP, **settings: Any) -> TestClient:
         made = Settings(**settings)
-        hosts = AllowedHosts(made.control_listen, made.allowed_hosts) if listener == control.TCP_LISTENER else None
+        hosts = AllowedHosts(made.control_listen, made.allowed_hosts) if listener == control_listener.TCP else None
         app = control.build(made, status, Metrics(status))
-        return TestClient(control.Marked(app, listener, hosts), base_url="http://127.0.0.1:8890")
+        return TestClient(control_listener.Marked(app, listener, hosts), base_url="http://127.0.0.1:8890")
 
     return make
 
@@ -50,6 +51,48 @@ def problem(response: Any, status: int) -> dict[str, Any]:
 
 
 # Probes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [READY, State(Phase.STARTING, "postgres")])
+@pytest.mark.parametrize("path", probes.PROBES)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_probes_are_answered_the_same_before_there_is_an_application(
+    method: str, path: str, state: State, client: Client, status: Status
+) -> None:
+    status.update(state=state, ever_ready=state is READY)
+
+    async def early() -> control_listener.Later:
+        return control_listener.Later(status)
+
+    marked = control_listener.Marked(asyncio.run(early()), control_listener.TCP, None)
+    before = TestClient(marked, base_url="http://127.0.0.1:8890").request(method, path)
+    after = client().request(method, path)
+    assert (before.status_code, before.content) == (after.status_code, after.content)
+    assert dict(before.headers) == dict(after.headers)
+    assert before.status_code == (200 if state is READY or path == probes.LIVE else 503)
+
+
+def test_what_is_no_probe_waits_for_the_application(status: Status) -> None:
+    async def work() -> list[int]:
+        later = control_listener.Later(status)
+        sent: list[int] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message["status"])
+
+        async def app(_: Any, __: Any, send: Any) -> None:
+            await send({"status": 204})
+
+        scope = {"type": "http", "method": "GET", "path": "/v1/dumps"}
+        calls = [asyncio.create_task(later(scope, None, send)) for _ in range(2)]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        calls[0].cancel()  # a client that does not wait takes nothing from the others
+        assert sent == []
+        later.set(app)
+        await asyncio.gather(*calls, return_exceptions=True)
+        return sent
+
+    assert asyncio.run(work()) == [204]
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz"])
@@ -140,7 +183,7 @@ def test_the_right_token_may(client: Client) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"token": BEARER}])
 def test_whoever_opens_the_socket_may(settings: dict[str, str], client: Client) -> None:
-    assert client(control.SOCKET_LISTENER, **settings).get("/v1/status").status_code == 200
+    assert client(control_listener.SOCKET, **settings).get("/v1/status").status_code == 200
 
 
 def test_probes_need_no_token(client: Client) -> None:
@@ -157,7 +200,7 @@ def test_no_header_imitates_the_socket(client: Client) -> None:
 def test_a_foreign_host_is_refused_over_tcp(path: str, client: Client) -> None:
     problem(client(token=BEARER).get(path, headers={"host": "evil.example"}), 421)
     assert client(allowed_hosts=("pod.local",)).get("/health", headers={"host": "pod.local:1"}).status_code == 200
-    assert client(control.SOCKET_LISTENER).get(path, headers={"host": "anything"}).status_code == 200
+    assert client(control_listener.SOCKET).get(path, headers={"host": "anything"}).status_code == 200
 
 
 # Answers -------------------------------------------------------------------------------------------------------
@@ -165,7 +208,7 @@ def test_a_foreign_host_is_refused_over_tcp(path: str, client: Client) -> None:
 
 def test_the_settings_are_shown_by_variable_and_without_secrets(client: Client, tmp_path: Path) -> None:
     text = client(
-        control.SOCKET_LISTENER, token=BEARER, api_key=KEY, PGDATA=tmp_path / "pg", allowed_hosts=("a", "b")
+        control_listener.SOCKET, token=BEARER, api_key=KEY, PGDATA=tmp_path / "pg", allowed_hosts=("a", "b")
     ).get("/v1/status")
     assert BEARER not in text.text
     assert KEY not in text.text
@@ -179,7 +222,7 @@ def test_the_settings_are_shown_by_variable_and_without_secrets(client: Client, 
 
 
 def test_an_unset_secret_is_shown_as_unset(client: Client) -> None:
-    shown = client(control.SOCKET_LISTENER).get("/v1/status").json()["settings"]
+    shown = client(control_listener.SOCKET).get("/v1/status").json()["settings"]
     assert shown["HINDSIGHT_SIDECAR_TOKEN"] is None
 
 
@@ -192,7 +235,7 @@ def test_what_is_not_there_is_a_problem(client: Client) -> None:
 
 
 def test_the_listener_for_metrics_serves_them_and_nothing_else(status: Status) -> None:
-    client = TestClient(control.metrics_app(Metrics(status)), base_url="http://10.0.0.7:9187")
+    client = TestClient(control_listener.metrics_app(Metrics(status)), base_url="http://10.0.0.7:9187")
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert "hindsight_sidecar_ready 1.0" in answer.text
