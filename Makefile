@@ -164,18 +164,33 @@ bench-migrate: dev-env api-env stand-in ## Measure dumps and restores beside pg_
 	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' PYTHONPATH=.:tests/integration:tests/bench '$(DEV)/bin/python' -P tests/bench/migrate.py \
 	    --units '$(UNITS)' --banks '$(BANKS)' --rounds '$(ROUNDS)' $(if $(JSON),--json '$(JSON)')
 
+# Every fault at every moment, and what of the acknowledged memories is there afterwards (docs/reliability.md).
+BUDGET ?= 3h
+.PHONY: torture
+torture: setup image-for-tests ## Kill, stop, hang and fill everything, within a BUDGET of time (ONLY=text, ROUNDS, SEED, JSON=file)
+	@$(pytest_environment) PYTHONPATH=.:tests/integration:tests/image:tests/torture '$(DEV)/bin/python' -P -u tests/torture/torture.py \
+	    --budget '$(BUDGET)' $(if $(ONLY),--only '$(ONLY)') $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SEED),--seed '$(SEED)') \
+	    $(if $(JSON),--json '$(JSON)')
+
+# Two workers, a file of tests each; then those that take a time, with nothing beside them.
 .PHONY: test image-test unit lint format locks
 test: setup image-for-tests ## Run every test (ARGS=... goes to pytest; REQUIRE_ENGINE=1: not without an engine)
-	@$(pytest_environment) '$(DEV)/bin/python' -P -m pytest $(ARGS)
+ifneq ($(ARGS),)
+	@$(run_pytest) $(ARGS)
+else
+	@$(run_pytest) -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder
+	@$(run_pytest) -m alone
+endif
+run_pytest = $(pytest_environment) '$(DEV)/bin/python' -P -m pytest
 pytest_environment = HINDSIGHT_TEST_HOME='$(HOME_DIR)' HINDSIGHT_TEST_IMAGE='$(or $(TEST_IMAGE),$(DEFAULT_TEST_IMAGE))' \
     REQUIRE_ENGINE='$(REQUIRE_ENGINE)' ENGINE='$(ENGINE)'
 
 .PHONY: test-long
 test-long: setup ## Run what `make test` leaves out for its time: more versions, more moments of a kill
-	@HINDSIGHT_TEST_LONG=1 $(pytest_environment) '$(DEV)/bin/python' -P -m pytest -m long $(ARGS)
+	@HINDSIGHT_TEST_LONG=1 $(run_pytest) -m long $(ARGS)
 
 image-test: dev-env image-for-tests ## Run the tests of the image alone (TEST_IMAGE=another one)
-	@$(pytest_environment) '$(DEV)/bin/python' -P -m pytest tests/image $(ARGS)
+	@$(run_pytest) tests/image $(ARGS)
 
 unit: dev-env ## Run the tests that need no server
 	@'$(DEV)/bin/python' -P -m pytest tests/unit $(ARGS)

@@ -64,7 +64,7 @@ def _floor(connection: psycopg.Connection[Any], banks: int) -> str:
 
 def _rows(bank: str, words: list[str], numbers: range, floor: str) -> Iterator[bytes]:
     seed = f"{bank} {numbers.start}"
-    chance = random.Random(seed)  # noqa: S311 - nothing is kept secret with it
+    chance = random.Random(seed)
     clusters = _unit(np.random.default_rng(list(bank.encode())).standard_normal((CLUSTERS, DIMENSION)))
     noise = np.random.default_rng(list(seed.encode())).standard_normal((len(numbers), DIMENSION))
     picked = clusters[[number % CLUSTERS for number in numbers]]

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+KEY = "sk-a-key-that-nobody-else-may-see"
 MARK = "It is known that"
 OBSERVED = "As was seen,"
 SEARCHES = ("search_mental_models", "search_observations", "recall")
@@ -30,6 +31,16 @@ class Llm:
     asked: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     url: str = ""
+
+
+def variables(llm: Llm) -> dict[str, str]:
+    """Return the settings of a sidecar whose LLM this is."""
+    return {
+        "HINDSIGHT_API_LLM_PROVIDER": "openai",
+        "HINDSIGHT_API_LLM_BASE_URL": llm.url,
+        "HINDSIGHT_API_LLM_API_KEY": KEY,
+        "HINDSIGHT_API_LLM_MODEL": "a-model",
+    }
 
 
 def facts_of(text: str) -> list[dict[str, Any]]:

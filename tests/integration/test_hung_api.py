@@ -12,6 +12,8 @@ import made
 import pytest
 from harness import Answer, RunningSidecar, call, reachable_directory, wait_for
 
+pytestmark = pytest.mark.alone
+
 TOLD_WITHIN = 3.0  # seconds
 AT_ONCE = 1.0  # seconds
 HUNG_AFTER = 5.0  # seconds, the shortest that can be set

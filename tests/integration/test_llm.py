@@ -10,20 +10,10 @@ import made
 import psycopg
 import pytest
 from harness import RunningSidecar, call, reachable_directory, wait_for
-from loopback_llm import MARK, OBSERVED, Llm
+from loopback_llm import KEY, MARK, OBSERVED, Llm, variables
 from psycopg import sql
 
-KEY = "sk-a-key-that-nobody-else-may-see"
 STORY = "Anna keeps bees on a roof in Lisbon. Ben repairs church clocks at night."
-
-
-def variables(llm: Llm) -> dict[str, str]:
-    return {
-        "HINDSIGHT_API_LLM_PROVIDER": "openai",
-        "HINDSIGHT_API_LLM_BASE_URL": llm.url,
-        "HINDSIGHT_API_LLM_API_KEY": KEY,
-        "HINDSIGHT_API_LLM_MODEL": "a-model",
-    }
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import call, give_to_the_sidecar, wait_for
 
 RSS_MAX = 85 * 10**6  # bytes
@@ -47,6 +48,7 @@ class Poller:
         self._thread.join()
 
 
+@pytest.mark.alone
 def test_health_answers_within_a_second_and_turns_once(make_sidecar: Any) -> None:
     sidecar = make_sidecar()
     # The second start is looked at as well: there is no cluster to make, and everything comes sooner.
@@ -82,6 +84,7 @@ def watch_a_start(sidecar: Any) -> None:
     assert told == ["a memory was stored and recalled by its meaning", "state"]
 
 
+@pytest.mark.alone
 def test_every_phase_is_told_and_memory_calls_are_refused_at_once(make_sidecar: Any) -> None:
     sidecar = make_sidecar().start()
     phases: list[str] = []

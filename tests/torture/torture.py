@@ -1,0 +1,107 @@
+"""`make torture`: the whole matrix of faults within a budget of time, as one table, and as JSON.
+
+Exits with 1 where anything acknowledged was lost or anything unexpected was seen, and where a case had no round.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import kills
+import made
+import stops
+from harness import reachable_directory
+from matrix import Case, Row, faults, run
+from rig import Rig, evidence
+from table import as_json, markdown
+
+import sidecar
+
+SHORT_BUDGET = 420.0  # seconds
+MODEL = "all-MiniLM-L6-v2"
+
+
+@contextmanager
+def baked_model() -> Iterator[Path]:
+    """Have the stand-in model baked, as `make run` does where no hub is reachable."""
+    with reachable_directory() as directory:
+        bake = Path(sys.prefix) / "bin" / "hindsight-bake"
+        argv = [bake, "snapshot", MODEL, "--into", directory, "--flavor", "onnx", "--from-dir", made.stand_in()]
+        subprocess.run(argv, check=True, capture_output=True, timeout=120)
+        yield directory / MODEL
+
+
+def matrix(model_dir: Path, stack: ExitStack) -> tuple[list[Case], dict[str, Rig]]:
+    """Return all cases, and the rig of each group."""
+    directory = stack.enter_context(reachable_directory())
+    directory.chmod(0o777)
+    rig = Rig(directory, model_dir)
+    stack.callback(rig.end)
+    home = directory / "older"
+    home.mkdir()
+    home.chmod(0o777)
+    older = kills.OlderVolume(home, model_dir)
+    return [*kills.cases(rig, older), *stops.cases(rig, older)], {kills.GROUP: rig, stops.GROUP: rig}
+
+
+def torture(
+    budget: float, *, short: bool, only: str = "", rounds: int = 0, seed: int = 0, say: Callable[[str], None] = print
+) -> list[Row]:
+    """Run the cases whose group and name have the text `only`, and return what came of them."""
+    with ExitStack() as stack:
+        cases, rigs = matrix(stack.enter_context(baked_model()), stack)
+        chosen = [case for case in cases if only in f"{case.group}: {case.name}"]
+
+        def failed(case: Case, why: str) -> None:
+            rig = rigs[case.group]
+            say(f"FAILED {case.group}: {case.name} {why}\n{evidence(rig)}")
+            rig.new_home()
+
+        return run(chosen, budget, random.Random(seed), short=short, most=rounds, failed=failed, say=say)
+
+
+def seconds(text: str) -> float:
+    """Read `90`, `90s`, `30m` or `2h`."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    unit = units.get(text[-1:])
+    return float(text[:-1]) * unit if unit else float(text)
+
+
+def main() -> int:
+    """Run it from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--budget", type=seconds, default=seconds("3h"), help="time for all of it, such as 90s, 30m or 2h"
+    )
+    parser.add_argument("--short", action="store_true", help="one round each of the cases that `make test` runs")
+    parser.add_argument("--only", default="", help="run the cases that have this text in `group: name`")
+    parser.add_argument("--rounds", type=int, default=0, help="at most this many rounds of each case")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(10**6), help="where in its moments each case begins"
+    )
+    parser.add_argument("--json", type=Path, help="a file for everything that is known of the run")
+    options = parser.parse_args()
+    began, clock = datetime.now(UTC), time.monotonic()
+    rows = torture(options.budget, short=options.short, only=options.only, rounds=options.rounds, seed=options.seed)
+    took = time.monotonic() - clock
+    wrong = faults(rows)
+    print(
+        f"\n{markdown(rows)}\n\nseed {options.seed}, {took / 60:.1f} minutes, hindsight-sidecar {sidecar.__version__}"
+    )
+    if options.json:
+        run_of = {"began": began.isoformat(timespec="seconds"), "seconds": round(took, 1), "seed": options.seed}
+        options.json.write_text(json.dumps(as_json(rows, **run_of, faults=wrong), indent=1) + "\n", encoding="utf-8")
+    for fault in wrong:
+        print(f"\nWRONG: {fault}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

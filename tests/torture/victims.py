@@ -1,0 +1,95 @@
+"""Who can be killed or stopped: the processes of one sidecar, by what they are."""
+
+import os
+import re
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from matrix import MissedError
+
+from sidecar.api_environment import ROLE
+
+CLUSTER = "hindsight"  # cluster_name, which Postgres has in its processes' titles
+VICTIMS = ("postmaster", "one backend", "checkpointer", "hindsight-api", "sidecar", "all at once")
+
+
+_API = re.compile(r"/bin/hindsight-api( |$)")  # and not what else its interpreter runs
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: its pid, its parent's, its state and its command line."""
+
+    pid: int
+    parent: int
+    state: str
+    words: str
+
+    @property
+    def is_postgres(self) -> bool:
+        return "postgres" in self.words.split(" ", 1)[0]
+
+
+def _read(pid: int) -> Process | None:
+    entry = Path(f"/proc/{pid}")
+    try:
+        state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        words = (entry / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").replace("\0", " ")
+    except OSError:
+        return None  # it ended while we looked
+    return Process(pid, int(parent), state, words)
+
+
+def everybody() -> list[Process]:
+    """Return every process of this machine."""
+    return [found for entry in Path("/proc").iterdir() if entry.name.isdigit() and (found := _read(int(entry.name)))]
+
+
+def family(root: int) -> list[Process]:
+    """Return a process and all that descend from it, parents first."""
+    all_of_them = everybody()
+    found = [process for process in all_of_them if process.pid == root]
+    for parent in found:
+        found += [process for process in all_of_them if process.parent == parent.pid]
+    return found
+
+
+def choose(victim: str, sidecar: int) -> list[int]:
+    """Return the pids to hit for one of `VICTIMS`.
+
+    Raises:
+        MissedError: there is no such process now.
+
+    """
+    members = family(sidecar)
+    by_pid = {process.pid: process for process in members}
+    postmasters = [p for p in members if p.is_postgres and p.parent in by_pid and not by_pid[p.parent].is_postgres]
+    children = [p for p in members if p.parent in {one.pid for one in postmasters}]
+    found = {
+        "sidecar": [sidecar] if members else [],
+        "all at once": [process.pid for process in members],
+        "postmaster": [process.pid for process in postmasters],
+        "checkpointer": [process.pid for process in children if "checkpointer" in process.words],
+        # While a log is replayed, the one that replays it is all that works.
+        "one backend": [p.pid for p in children if f"postgres: {CLUSTER}: {ROLE} " in p.words or "startup" in p.words],
+        "hindsight-api": [p.pid for p in members if p.parent == sidecar and _API.search(p.words)],
+    }[victim]
+    if not found:
+        raise MissedError(f"no {victim} is there now")
+    return found[-1:] if victim == "one backend" else found
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal them all, as nearly at once as can be."""
+    for pid in pids:
+        with suppress(ProcessLookupError):  # one that ended with its parent
+            os.kill(pid, number)
+
+
+def alive(members: Iterable[Process]) -> list[Process]:
+    """Return those that still run; their numbers may be somebody else's by now."""
+    now = {process.pid: process for process in everybody() if process.state != "Z"}
+    return [p for p in members if p.pid in now and now[p.pid].words == p.words]

@@ -1,0 +1,135 @@
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from matrix import Case, LostError, MissedError, Round, faults, run
+from table import as_json, markdown
+from torture import seconds
+
+Run = Callable[[float], Round]
+
+
+def rows_of(*cases: Case, budget: float = 60.0, short: bool = False, most: int = 0, **more: Any) -> list[Any]:
+    options: dict[str, Any] = {"failed": lambda *_: None, "say": lambda _: None} | more
+    return run(cases, budget, random.Random(1), short=short, most=most, **options)
+
+
+def survives(_: float) -> Round:
+    return Round(5, 1.5)
+
+
+def raising(error: Exception) -> Run:
+    def fails(_: float) -> Round:
+        raise error
+
+    return fails
+
+
+def test_each_case_has_its_first_round_before_any_has_a_second() -> None:
+    order: list[str] = []
+
+    def noting(name: str) -> Run:
+        return lambda _: order.append(name) or Round(0)  # type: ignore[func-returns-value]
+
+    rows = rows_of(*(Case("g", name, noting(name), rounds) for name, rounds in (("a", 3), ("b", 1), ("c", 2))))
+    assert order == ["a", "b", "c", "a", "c", "a"]
+    assert [(row.rounds, row.survived) for row in rows] == [(3, 3), (1, 1), (2, 2)]
+    assert faults(rows) == []
+
+
+def test_the_rounds_of_a_case_are_spread_over_its_moment() -> None:
+    places: list[float] = []
+
+    def noting(place: float) -> Round:
+        places.append(place)
+        return Round(0)
+
+    rows_of(Case("g", "a", noting, 24))
+    gaps = {round(b - a, 6) for a, b in itertools.pairwise(sorted(places))}
+    assert len(places) == 24
+    assert gaps == {round(1 / 24, 6)}
+    assert all(0 <= place < 1 for place in places)
+
+
+def test_the_short_form_is_one_round_of_its_cases() -> None:
+    rows = rows_of(Case("g", "a", survives, 3, short=True), Case("g", "b", survives, 3), short=True)
+    assert [(row.case.name, row.rounds) for row in rows] == [("a", 1)]
+    assert faults(rows) == []
+
+
+def test_no_case_has_more_rounds_than_asked_for() -> None:
+    assert [row.rounds for row in rows_of(Case("g", "a", survives, 9), Case("g", "b", survives, 1), most=2)] == [2, 1]
+
+
+def test_a_budget_that_ends_too_early_is_a_fault() -> None:
+    def slow(_: float) -> Round:
+        time.sleep(0.02)
+        return Round(0)
+
+    rows = rows_of(Case("g", "a", slow, 2), Case("g", "b", survives), budget=0.01)
+    assert [row.rounds for row in rows] == [1, 0]
+    assert faults(rows) == ["the budget ended before 1 of 2 cases had a round: b"]
+
+
+def test_a_run_that_tested_nothing_is_a_fault() -> None:
+    assert faults(rows_of()) == ["no case was chosen: nothing was tested"]
+    assert faults(rows_of(Case("g", "a", survives), short=True)) == ["no case was chosen: nothing was tested"]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"), [(LostError(["x", "y"]), 2), (AssertionError("odd"), 0), (OSError("no"), 0)]
+)
+def test_a_failure_is_told_and_the_others_go_on(error: Exception, lost: int) -> None:
+    told: list[tuple[str, str]] = []
+    rows = rows_of(
+        Case("g", "bad", raising(error), 2), Case("g", "good", survives), failed=lambda case, why: told.append((case.name, why))
+    )  # fmt: skip
+    bad, good = rows
+    assert (bad.rounds, bad.survived, bad.lost) == (2, 0, 2 * lost)
+    assert (good.rounds, good.survived, good.acknowledged, good.longest_outage) == (1, 1, 5, 1.5)
+    assert [name for name, _ in told] == ["bad", "bad"]
+    assert len(faults(rows)) == 2
+    assert str(error) in faults(rows)[0]
+
+
+def test_a_missed_moment_is_tried_nearer_to_its_beginning() -> None:
+    places: list[float] = []
+
+    def early_only(place: float) -> Round:
+        places.append(place)
+        if place > 0.1:
+            raise MissedError
+        return Round(1)
+
+    [row] = rows_of(Case("g", "a", early_only, 1))
+    assert row.survived == 1 or len(places) == 3
+    assert places == [places[0] / 2**number for number in range(len(places))]
+
+
+def test_a_moment_that_is_always_missed_is_a_fault() -> None:
+    [row] = rows_of(Case("g", "a", raising(MissedError("over"))))
+    assert (row.rounds, row.survived) == (1, 0)
+    assert "MissedError: over" in faults([row])[0]
+
+
+def test_the_table_and_the_json_have_every_row_and_a_sum() -> None:
+    rows = rows_of(Case("g", "a", survives, 2), Case("h", "b", lambda _: Round(1)))
+    assert markdown(rows).splitlines() == [
+        "| case | rounds | survived | acknowledged | lost | longest outage |",
+        "|------|--------|----------|--------------|------|----------------|",
+        "| g: a | 2      | 2        | 10           | 0    | 1.5 s          |",
+        "| h: b | 1      | 1        | 1            | 0    | -              |",
+        "| all  | 3      | 3        | 11           | 0    | 1.5 s          |",
+    ]
+    found = json.loads(json.dumps(as_json(rows, seed=7)))
+    assert found["seed"] == 7
+    assert [(case["case"], case["rounds"]) for case in found["cases"]] == [("a", 2), ("b", 1)]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400)])
+def test_a_budget_is_read(text: str, expected: float) -> None:
+    assert seconds(text) == expected
