@@ -12,8 +12,8 @@ from postgres_server import UNPRIVILEGED
 @pytest.mark.parametrize(
     ("version", "flavor"),
     [
-        ("1.1.0", "onnx"),
         ("0.8.4", "torch"),
+        pytest.param("1.1.0", "onnx", marks=pytest.mark.long),
         pytest.param("0.8.4", "onnx", marks=pytest.mark.long),
         pytest.param("1.1.0", "torch", marks=pytest.mark.long),
     ],

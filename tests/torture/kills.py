@@ -30,7 +30,9 @@ SHORT = {
     ("all at once", "first initialisation"),
     ("postmaster", "recovery"),
     ("sidecar", "schema migration"),
-    ("all at once", "ready under load"),
+    ("postmaster", "ready under load"),
+    ("hindsight-api", "ready under load"),
+    ("sidecar", "ready under load"),
     ("checkpointer", "stop"),
 }
 
