@@ -33,7 +33,7 @@ from sidecar.upstream import Upstream
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "troubleshooting.md"]
+PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "events.md", "troubleshooting.md"]
 
 
 def text(page: str) -> str:
