@@ -34,8 +34,9 @@ from sidecar.api_environment import DATABASE, ROLE
 from sidecar.archive import DUMP, Archive, Manifest
 from sidecar.dumping import Compression
 from sidecar.errors import RefusedError, TransientError
+from sidecar.kinds import Kind
 from sidecar.moving import Served
-from sidecar.operations import BusyError, Kind, Operation, Operations
+from sidecar.operations import BusyError, Operation, Operations
 from sidecar.restoring import Parts, Restoring, Wish
 from sidecar.schedule import Made, Retention
 from sidecar.settings import Settings
@@ -52,11 +53,13 @@ class Administration:
 
     Attributes:
         operations: all that ran and runs.
+        last_dump: when the latest good dump was made; of an earlier start too, where it is on the volume. None: there is none.
 
     """
 
     def __init__(self, settings: Settings, parts: Parts, served: Served) -> None:
         self.operations = Operations()
+        self.last_dump: datetime | None = None
         self._settings = settings
         self._parts = parts
         self._served = served
@@ -102,6 +105,7 @@ class Administration:
                 compression=compression,
                 scheduled=retention is not None,
             )
+            self.last_dump = made.manifest.made
             operation.report |= {"dump": dict(archive.as_mapping(made))}
             if retention is not None:
                 operation.enter("delete old dumps")
@@ -378,15 +382,18 @@ class Administration:
         except OSError as error:
             self._log.warning("what was not finished could not be removed", error=str(error))
             return
-        for path in found:
-            if not path.name.startswith("."):
-                self._tell_if_damaged(path)
+        made = [self._made(path) for path in found if not path.name.startswith(".")]
+        self.last_dump = max((time for time in made if time is not None), default=self.last_dump)
 
-    def _tell_if_damaged(self, path: Path) -> None:
+    def _made(self, path: Path) -> datetime | None:
+        """Return when a dump was made; None where it is damaged, which is told."""
         try:
-            Archive.open(path).checksum  # noqa: B018 - it has one, or is refused
+            found = Archive.open(path)
+            found.checksum  # noqa: B018 - it has one, or is refused
         except (RefusedError, OSError) as error:
             self._log.warning("a dump is not whole, and not listed; delete it", path=str(path), error=str(error))
+            return None
+        return found.manifest.made
 
     async def sweep_databases(self) -> None:
         """Drop databases that an earlier sidecar did not finish filling or dropping, and name what is left of others."""

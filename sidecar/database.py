@@ -61,6 +61,12 @@ async def count_memories(connection: Connection, schemas: Collection[str]) -> in
     return total
 
 
+async def size(connection: Connection) -> int:
+    """Return how many bytes the files of this database take. Postgres looks at each of them."""
+    row = await (await connection.execute("SELECT pg_database_size(current_database()) AS size")).fetchone()
+    return int(str(row["size"])) if row else 0
+
+
 async def alembic_revisions(connection: Connection) -> dict[str, list[str]]:
     """Return the schema revisions of every schema that has any."""
     rows = await connection.execute(

@@ -78,7 +78,11 @@ def warn_of_frozen(directory: Path, tell: Callable[..., object]) -> None:
     note = directory / _NOTE
     if note.is_file():
         told = json.loads(note.read_text(encoding="utf-8"))
-        tell("the source of an unfinished migration may still accept no writes: undo it there", **told)
+        tell(
+            "the source of an unfinished migration may still accept no writes: undo it there",
+            source=told["source"],
+            undo=told["undo"],
+        )
 
 
 async def _is_frozen(connection: Connection) -> bool:

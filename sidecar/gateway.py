@@ -132,14 +132,14 @@ class Gateway:
         await send_json(send, status, body, headers, head=head)
 
     async def _refuse_for_now(self, send: Send, *, head: bool) -> None:
-        picture = self._status.picture
+        state = self._status.state
         body = problem(
             503,
             "Memory not ready",
             f"the memory backend is {self._status.phase_text}; nothing was stored or read: try again",
-            state=picture.state.phase,
-            subject=picture.state.subject,
-            reason=picture.state.detail,
+            state=state.phase,
+            subject=state.subject,
+            reason=state.detail,
         )
         await self._refuse(send, "not-ready", 503, body, [(b"retry-after", str(RETRY_AFTER).encode())], head=head)
 

@@ -10,6 +10,7 @@ import httpx2
 import psycopg
 
 from sidecar import api_environment, database, log, processes, rehearsal, sizing, upstream
+from sidecar.child import Child
 from sidecar.component import Component
 from sidecar.errors import TransientError
 from sidecar.initscripts import InitScripts
@@ -57,6 +58,7 @@ class HindsightApi(Component[ApiWatch]):
         self._environ = environ
         self._log = log.get("hindsight-api")
         self._sweeping: asyncio.Task[None] | None = None
+        self._hung: Child | None = None
 
     def start(self, model: Model) -> None:
         """Start it with this model and begin to watch it."""
@@ -111,10 +113,15 @@ class HindsightApi(Component[ApiWatch]):
 
     async def replace(self) -> None:
         """Kill a process that hangs; the next start takes its tasks up again."""
+        self._hung = self.child
         if self.child is not None:
             self._log.warning("replacing a hung hindsight-api", pid=self.child.pid, limit=self._settings.api_hung_after)
             self.child.send(signal.SIGKILL)
             await self.child.wait(TIMEOUT)
+
+    def was_hung(self, child: Child) -> bool:
+        """Tell whether this process was killed by us, since it hung."""
+        return child is self._hung
 
     async def prove(self) -> None:
         """Store a memory and recall it by its meaning.

@@ -6,7 +6,8 @@ import re
 import sys
 import threading
 import time
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import structlog
 
@@ -19,8 +20,10 @@ Logger = structlog.typing.FilteringBoundLogger
 class _Writer:
     """Hands lines to a thread, since a full pipe to the container engine would otherwise stop every probe."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, tell_dropped: Callable[[int], str]) -> None:
+        """`tell_dropped` renders the line that says how many are missing in its place."""
         self._descriptor = descriptor
+        self._tell_dropped = tell_dropped
         self._lines: queue.Queue[str | None] = queue.Queue(_QUEUE)
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -28,6 +31,9 @@ class _Writer:
 
     def msg(self, message: str) -> None:
         try:
+            if self._dropped:
+                self._lines.put_nowait(self._tell_dropped(self._dropped))
+                self._dropped = 0
             self._lines.put_nowait(message)
         except queue.Full:
             self._dropped += 1
@@ -36,12 +42,8 @@ class _Writer:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
-            text = (
-                f"{dropped} log lines were dropped: their reader did not keep up\n{line}\n" if dropped else f"{line}\n"
-            )
             try:
-                rest = text.encode("utf-8", "backslashreplace")
+                rest = f"{line}\n".encode("utf-8", "backslashreplace")
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:
@@ -77,21 +79,30 @@ def render_line(_: object, __: str, event: structlog.typing.EventDict) -> str:
 def configure(log_format: Literal["console", "json"], level: str) -> None:
     """Send every log line to standard output, as text for people or as one JSON object a line."""
     global _writer  # noqa: PLW0603 - one process has one standard output
-    _writer = writer = _Writer(sys.stdout.fileno())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer(ensure_ascii=False) if log_format == "json" else render_line
     )
+    processors: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        renderer,
+    ]
+    _writer = writer = _Writer(sys.stdout.fileno(), lambda count: _dropped(processors, count))
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: writer,
         cache_logger_on_first_use=True,
     )
+
+
+def _dropped(processors: Iterable[structlog.typing.Processor], count: int) -> str:
+    """Render the event that takes the place of lines; a logger would put it at the end of the queue, or drop it too."""
+    event: Any = {"component": "log", "event": "log lines were dropped: their reader did not keep up", "lines": count}
+    for processor in processors:
+        event = processor(None, "warning", event)
+    return str(event)
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

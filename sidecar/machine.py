@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import NewType
 
 from sidecar.backoff import CRASH_CEILING, CRASH_WINDOW, Restarts
 from sidecar.errors import Reason
+from sidecar.kinds import Kind
 
 CRASH_LOOP_RETRY = 60.0  # seconds between tries of a component in a crash loop
 
@@ -28,6 +30,20 @@ class Phase(StrEnum):
     MAINTENANCE = "maintenance"
     BLOCKED = "blocked"
     STOPPING = "stopping"
+
+
+class Subject(StrEnum):
+    """What it is about while the sidecar starts or is degraded. Each has a paragraph in docs/troubleshooting.md."""
+
+    VOLUME = "volume"
+    CLUSTER = "cluster"
+    POSTGRES = "postgres"
+    RECOVERY = "recovery"
+    API = "hindsight-api"
+    SAMPLING = "sampling"  # of a degraded sidecar alone: its supervisor did not get to look
+
+
+OperationName = NewType("OperationName", str)  # an operation's kind and id, which is what maintenance is about
 
 
 class Step(Enum):
@@ -81,7 +97,7 @@ class World:
     api_unresponsive_since: float | None = None
     proved: bool = False  # a recall gave its text back since both were last started
     ever_ready: bool = False
-    maintenance: str | None = None  # the operation that memory calls wait for
+    maintenance: OperationName | None = None  # the operation that memory calls wait for
     api_wanted: bool = True  # not while an operation exchanges the database
     postgres_wanted: bool = True  # not while an operation exchanges the data directory
     no_space: str | None = None  # Postgres runs and cannot write; the sentence that says so
@@ -129,11 +145,28 @@ class State:
     """What the world is told: `starting(postgres)`, `blocked(no-space)`, `ready`."""
 
     phase: Phase
-    subject: str | None = None
+    subject: Subject | Reason | OperationName | None = None
     detail: str | None = None
 
     def __str__(self) -> str:
         return f"{self.phase}({self.subject})" if self.subject else str(self.phase)
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Phase and subject as one of `LABELS`: of an operation its kind alone, since there is no end to their names."""
+        subject = self.subject or ""
+        return self.phase, subject.partition(" ")[0] if self.phase is Phase.MAINTENANCE else subject
+
+
+# Every state that there is, as `State.labels` tells it.
+LABELS: tuple[tuple[str, str], ...] = (
+    *((Phase.STARTING, subject) for subject in Subject if subject is not Subject.SAMPLING),
+    (Phase.READY, ""),
+    *((Phase.DEGRADED, subject) for subject in Subject),
+    *((Phase.MAINTENANCE, kind) for kind in Kind),
+    *((Phase.BLOCKED, reason) for reason in Reason),
+    (Phase.STOPPING, ""),
+)
 
 
 def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
@@ -208,9 +241,9 @@ def state_of(world: World, now: float) -> State:
         return State(Phase.BLOCKED, Reason.NO_SPACE, world.no_space)
     detail = world.fault.detail if world.fault else None
     missing = _missing(world)
-    if missing == "postgres" and world.postgres is not Server.UP and world.postgres_restarts.looping(now):
+    if missing is Subject.POSTGRES and world.postgres is not Server.UP and world.postgres_restarts.looping(now):
         return _crash_loop("Postgres", world.postgres_restarts, detail)
-    if missing == "hindsight-api" and world.api is not Server.UP and world.api_restarts.looping(now):
+    if missing is Subject.API and world.api is not Server.UP and world.api_restarts.looping(now):
         return _crash_loop("hindsight-api", world.api_restarts, detail)
     if world.maintenance is not None:
         return State(Phase.MAINTENANCE, world.maintenance)
@@ -219,15 +252,15 @@ def state_of(world: World, now: float) -> State:
     return State(Phase.DEGRADED if world.ever_ready else Phase.STARTING, missing, detail)
 
 
-def _missing(world: World) -> str | None:
+def _missing(world: World) -> Subject | None:
     if not world.volume_held:
-        return "volume"
+        return Subject.VOLUME
     if world.postgres is Server.RECOVERING:
-        return "recovery"
+        return Subject.RECOVERY
     if world.postgres is Server.DOWN and not world.cluster_prepared and world.postgres_restarts.total == 0:
-        return "cluster"
+        return Subject.CLUSTER
     if world.postgres is not Server.UP or not world.database_checked:
-        return "postgres"
+        return Subject.POSTGRES
     if world.api is not Server.UP or not world.proved:
-        return "hindsight-api"
+        return Subject.API
     return None

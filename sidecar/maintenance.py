@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from sidecar.errors import TransientError, VerificationError
-from sidecar.machine import Server, World
+from sidecar.machine import OperationName, Server, World
 
 _CRASHES = 2  # of a component after which new data is given up
 
@@ -22,7 +22,7 @@ class Maintenance:
         async with self._looked:
             self._looked.notify_all()
 
-    async def take_api_down(self, operation: str) -> None:
+    async def take_api_down(self, operation: OperationName) -> None:
         """Stop hindsight-api and keep it down, for an operation that exchanges the database.
 
         Raises:
@@ -58,7 +58,7 @@ class Maintenance:
             if world.api_restarts.total - crashes >= _CRASHES:
                 raise VerificationError("hindsight-api ends again and again with this database; its log lines say why")
 
-    async def take_postgres_down(self, operation: str) -> None:
+    async def take_postgres_down(self, operation: OperationName) -> None:
         """Stop both components and keep them down, for an operation that exchanges the data directory.
 
         Raises:

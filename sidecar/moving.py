@@ -16,6 +16,7 @@ from sidecar.agreement import AGREEMENT, SAMPLE
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.contents import Contents, Moment
 from sidecar.errors import RefusedError, SidecarError, TransientError, VerificationError
+from sidecar.machine import OperationName
 from sidecar.operations import Operation
 from sidecar.staging import Staged
 
@@ -27,13 +28,13 @@ _NAMED = 5
 class Served(Protocol):
     """What serves the database: the supervisor, as far as operations may ask it."""
 
-    async def take_api_down(self, operation: str) -> None:
+    async def take_api_down(self, operation: OperationName) -> None:
         """Stop hindsight-api and keep it down."""
 
     async def bring_api_up(self) -> None:
         """Serve what has the name now; VerificationError where it cannot be."""
 
-    async def take_postgres_down(self, operation: str) -> None:
+    async def take_postgres_down(self, operation: OperationName) -> None:
         """Stop both components and keep them down."""
 
     async def bring_postgres_up(self) -> None:

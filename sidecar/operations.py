@@ -2,41 +2,20 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from sidecar import log
 from sidecar.archive import new_id
 from sidecar.errors import RefusedError, SidecarError, VerificationError
+from sidecar.kinds import Kind, Outcome
+from sidecar.machine import OperationName
 
 _REMEMBERED = 50  # finished operations that can still be asked about
 T = TypeVar("T")
-
-
-class Kind(StrEnum):
-    """What an operation does."""
-
-    DUMP = "dump"
-    RESTORE = "restore"
-    MIGRATE = "migrate"
-    ADOPT = "adopt"
-    ROLLBACK = "rollback"
-    COPY = "upgrade-copy"
-
-
-class Outcome(StrEnum):
-    """How an operation stands."""
-
-    RUNNING = "running"
-    DONE = "done"
-    REFUSED = "refused"
-    FAILED = "failed"
-    UNVERIFIED = "verification-failed"
-    CANCELLED = "cancelled"
 
 
 class BusyError(SidecarError):
@@ -87,9 +66,14 @@ class Operation:
     _phase_began: float = field(default_factory=time.monotonic)
 
     @property
-    def name(self) -> str:
+    def name(self) -> OperationName:
         """Kind and id."""
-        return f"{self.kind} {self.id}"
+        return OperationName(f"{self.kind} {self.id}")
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of the phase is done, from 0 to 1; None where it cannot be known."""
+        return min(self.done / self.total, 1.0) if self.total else None
 
     def enter(self, phase: str, total: int | None = None, unit: str = "") -> None:
         """Begin a phase."""
@@ -101,7 +85,7 @@ class Operation:
         """Return it as `/v1/operations/{id}` shows it; rate is per second, remaining in seconds."""
         passed = time.monotonic() - self._phase_began
         rate = self.done / passed if passed > 0 and self.done else None
-        known = self.total is not None and self.total > 0
+        fraction = self.fraction
         left = (self.total or 0) - self.done
         return {
             "id": self.id,
@@ -111,9 +95,11 @@ class Operation:
             "done": self.done,
             "total": self.total,
             "unit": self.unit,
-            "percent": round(100 * min(self.done / (self.total or 1), 1), 1) if known else None,
+            "percent": None if fraction is None else round(100 * fraction, 1),
             "rate": round(rate, 1) if rate and self.ended is None else None,
-            "remaining_seconds": round(max(left, 0) / rate, 1) if rate and known and self.ended is None else None,
+            "remaining_seconds": round(max(left, 0) / rate, 1)
+            if rate and fraction is not None and self.ended is None
+            else None,
             "started": self.started.isoformat(timespec="milliseconds"),
             "ended": self.ended.isoformat(timespec="milliseconds") if self.ended else None,
             "error": self.error,
@@ -137,9 +123,15 @@ async def to_its_end(work: Awaitable[T]) -> T:
 
 
 class Operations:
-    """Runs operations, one at a time, and remembers how they ended."""
+    """Runs operations, one at a time, and remembers how they ended.
+
+    Attributes:
+        outcomes: how many of each kind ended how.
+
+    """
 
     def __init__(self) -> None:
+        self.outcomes: Counter[tuple[Kind, Outcome]] = Counter()
         self._known: deque[Operation] = deque(maxlen=_REMEMBERED)
         self._current: Operation | None = None
         self._work: asyncio.Future[None] | None = None
@@ -180,6 +172,7 @@ class Operations:
         await asyncio.wait({work})
         operation.outcome, operation.error = self._judge(operation, work)
         operation.ended = datetime.now(UTC)
+        self.outcomes[operation.kind, operation.outcome] += 1
         self._current = self._work = None
         tell = self._log.info if operation.outcome is Outcome.DONE else self._log.warning
         tell("operation ended", operation=operation.name, outcome=operation.outcome, error=operation.error)

@@ -1,5 +1,6 @@
 """Our PostgreSQL: the data directory made or healed, its process, and what is seen of it."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -12,6 +13,8 @@ from sidecar.child import Child
 from sidecar.component import Component
 from sidecar.errors import BlockedError, Reason, TransientError
 from sidecar.initscripts import InitScripts
+from sidecar.machine import Server
+from sidecar.measurement import Measurement
 from sidecar.programs import Programs
 from sidecar.settings import Settings
 from sidecar.side_server import SideServer
@@ -29,6 +32,8 @@ class Postgres(Component[PostgresWatch]):
 
     Attributes:
         binaries: the installation in use, None before the data directory was looked at.
+        measurement: of what is stored.
+        measuring: the task that does it, None where Postgres does not run.
 
     """
 
@@ -48,6 +53,11 @@ class Postgres(Component[PostgresWatch]):
         self._log = log.get("postgres")
         self._orphan_since: float | None = None
         self.binaries: postgres_binaries.Binaries | None = None
+        self.measurement = Measurement(settings.run_dir, self._schemas_that_answer)
+        self.measuring: asyncio.Task[None] | None = None
+
+    def _schemas_that_answer(self) -> frozenset[str] | None:
+        return self.watch.schemas if self.watch.server is Server.UP else None
 
     async def prepare(self) -> None:
         """Look at the data directory, heal its mode, or make the cluster; a cancellation leaves nothing half done.
@@ -101,6 +111,14 @@ class Postgres(Component[PostgresWatch]):
             raise TransientError("the data directory was not prepared")
         env = self._environment(self.binaries)
         self._begin(self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear))
+        self.measuring = asyncio.create_task(self.measurement.run())
+
+    def stop_watching(self) -> None:
+        """Look no more."""
+        super().stop_watching()
+        if self.measuring is not None:
+            self.measuring.cancel()
+            self.measuring = None
 
     async def stop(self) -> None:
         """Shut it down fast, or hard where it does not end; the next start recovers from its log then."""

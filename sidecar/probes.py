@@ -18,6 +18,6 @@ def answer(path: str, status: Status) -> tuple[int, dict[str, Any], dict[str, st
     """Return the HTTP status, body and further headers of one of `PROBES`."""
     if path == LIVE:
         # The answer itself is the proof: it comes from the same loop. The database is not asked.
-        return 200, {"status": "alive", "state": str(status.picture.state)}, {}
+        return 200, {"status": "alive", "state": str(status.state)}, {}
     good = status.picture.ever_ready if path == "/startupz" else status.ready
     return (200, status.body(), {}) if good else (503, status.body(), {"Retry-After": str(RETRY_AFTER)})

@@ -13,6 +13,7 @@ from sidecar.gateway import Gateway
 from sidecar.hosts import AllowedHosts
 from sidecar.initscripts import installed
 from sidecar.listeners import Listeners, Server
+from sidecar.metering import Metered
 from sidecar.metrics import Metrics
 from sidecar.model import read
 from sidecar.serve import EXIT_FAULT, EXIT_GAVE_UP, EXIT_HARD_STOP, EXIT_SETTINGS, EXIT_STOPPED, leave
@@ -99,6 +100,7 @@ class Sidecar:
         check_api_variables(self._settings, self._found, supervisor.installed)
         app = control.build(self._settings, self._status, self._metrics)
         supervisor.administration.attach_to(app)
+        self._metrics.watch_operations(supervisor.administration)
         self._control.set(app)
         if self._stop_asked is not None:
             supervisor.request_stop(self._stop_asked)
@@ -117,7 +119,7 @@ class Sidecar:
         self._control = Later(self._status)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
         served = [
-            (self._gateway, listeners.gateway),
+            (Metered(self._gateway, self._metrics), listeners.gateway),
             (Marked(self._control, TCP, hosts), listeners.control),
             (Marked(self._control, SOCKET, None), listeners.socket),
         ]

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from sidecar import log, schedule
 from sidecar.errors import TransientError
-from sidecar.operations import Operation, Outcome
+from sidecar.kinds import Outcome
+from sidecar.operations import Operation
 from sidecar.schedule import Failure, Made, Record, Retention, Times
 
 
@@ -85,12 +86,16 @@ class Scheduler:
         if operation.outcome is not Outcome.DONE:
             reason = operation.error or operation.outcome.value
             self._tell(failure=Failure(ended, reason))
-            told = (
-                "a scheduled dump failed; those before it are kept"
-                if dump is None
-                else "a scheduled dump was made, and not every old one was deleted"
-            )
-            self._log.error(told, operation=operation.name, error=reason)
+            if dump is None:
+                self._log.error(
+                    "a scheduled dump failed; those before it are kept", operation=operation.name, error=reason
+                )
+            else:
+                self._log.error(
+                    "a scheduled dump was made, and not every old one was deleted",
+                    operation=operation.name,
+                    error=reason,
+                )
 
     def _tell(self, **changes: Any) -> None:  # noqa: ANN401 - the fields of Record
         self.record = replace(self.record, **changes)

@@ -1,17 +1,24 @@
 """What the sidecar tells about itself: one immutable picture, replaced as things change and read by every endpoint."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sidecar import __version__
-from sidecar.machine import Phase, State
+from sidecar.backoff import End
+from sidecar.machine import Phase, State, Subject
 from sidecar.schedule import Record
+from sidecar.space import Space
 
 STALE_AFTER = 3.0  # seconds; an older sample proves nothing any more
 RETRY_AFTER = 2  # seconds, what a refused client is told
+_SAMPLING = State(
+    Phase.DEGRADED,
+    Subject.SAMPLING,
+    f"Postgres and hindsight-api were not looked at for {STALE_AFTER:g} s: the sidecar itself does not get to run; give it more CPU",
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,10 @@ class Picture:
         postgres, api: what is known of each, with pid, restarts and the last fault.
         versions: of every part, as far as known.
         model: identity of the model in use, None where its manifest cannot be read.
+        ends: how often each component came to its end unasked, and how.
         memory_count: rows in memory_units over all tenants, None before the first count.
+        database_bytes: size of the served database, None before it was measured.
+        space: of the volume, None before it was measured.
         upstream_version: the body of hindsight-api's own `/version`, from the running one or worked out before.
         ever_ready: whether this start was ready once.
         pgdata: where the memories are.
@@ -34,14 +44,17 @@ class Picture:
 
     """
 
-    state: State = field(default_factory=lambda: State(Phase.STARTING, "volume"))
+    state: State = field(default_factory=lambda: State(Phase.STARTING, Subject.VOLUME))
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     sampled: float = field(default_factory=time.monotonic)
     postgres: dict[str, Any] = field(default_factory=dict)
     api: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str | None] = field(default_factory=dict)
     model: dict[str, Any] | None = None
+    ends: Mapping[str, Mapping[End, int]] = field(default_factory=dict)
     memory_count: int | None = None
+    database_bytes: int | None = None
+    space: Space | None = None
     upstream_version: dict[str, Any] = field(default_factory=dict)
     ever_ready: bool = False
     pgdata: str = ""
@@ -50,18 +63,48 @@ class Picture:
 
 
 class Status:
-    """Holds the current picture. The clock is monotonic seconds."""
+    """Holds the current picture. The clock is monotonic seconds.
+
+    Attributes:
+        picture: what is known now.
+        first_ready_after: seconds from this object's making to the first readiness, None before it.
+
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.picture = Picture()
+        self._began = self._counted = clock()
+        self._seconds: dict[tuple[str, str], float] = {}
+        self.picture = Picture(sampled=self._began)
+        self.first_ready_after: float | None = None
 
     def update(self, **changes: Any) -> None:  # noqa: ANN401 - the fields of Picture
         """Replace some of the picture; a new state begins now."""
+        if "state" in changes or "sampled" in changes:
+            now = self._clock()
+            self._seconds = self._seconds_until(now)
+            self._counted = now
         state = changes.get("state")
         if state is not None and (state.phase, state.subject) != (self.picture.state.phase, self.picture.state.subject):
             changes["since"] = datetime.now(UTC)
         self.picture = replace(self.picture, **changes)
+        if self.first_ready_after is None and self.ready:
+            self.first_ready_after = self._clock() - self._began
+
+    @property
+    def seconds(self) -> Mapping[tuple[str, str], float]:
+        """How long each state lasted in all, by its labels; the current one until now."""
+        return self._seconds_until(self._clock())
+
+    def _seconds_until(self, now: float) -> dict[tuple[str, str], float]:
+        """Return the time in each state until then; of the current one, what its sample was too old for is `sampling`."""
+        seconds = dict(self._seconds)
+        state, stale_from = self.picture.state, now
+        if state.phase is Phase.READY:
+            stale_from = min(max(self.picture.sampled + STALE_AFTER, self._counted), now)
+        for one, passed in ((state, stale_from - self._counted), (_SAMPLING, now - stale_from)):
+            seconds[one.labels] = seconds.get(one.labels, 0.0) + passed
+        return seconds
 
     @property
     def sample_age(self) -> float:
@@ -74,24 +117,30 @@ class Status:
         return self.picture.state.phase is Phase.READY and self.sample_age < STALE_AFTER
 
     @property
+    def state(self) -> State:
+        """The state as it is told: one of being ready that is too old to be trusted is `degraded(sampling)`."""
+        stale = self.picture.state.phase is Phase.READY and not self.ready
+        return _SAMPLING if stale else self.picture.state
+
+    @property
     def phase_text(self) -> str:
         """The state as one phrase, for a refused client."""
-        if self.picture.state.phase is Phase.READY and not self.ready:
-            return "degraded(sampling)"
-        return str(self.picture.state)
+        return str(self.state)
 
     def body(self) -> dict[str, Any]:
         """Return `/health`'s body: hindsight-api's own members and ours."""
         picture = self.picture
-        ready = self.ready
+        ready, state, since = self.ready, self.state, picture.since
+        if state is _SAMPLING:
+            since = datetime.now(UTC) - timedelta(seconds=self.sample_age - STALE_AFTER)
         return {
             "status": "healthy" if ready else "unhealthy",
             "database": "connected" if picture.postgres.get("state") == "up" else "unavailable",
-            "state": picture.state.phase if ready or picture.state.phase is not Phase.READY else Phase.DEGRADED,
-            "subject": picture.state.subject,
-            "reason": picture.state.subject if picture.state.phase is Phase.BLOCKED else None,
-            "detail": picture.state.detail,
-            "since": picture.since.isoformat(timespec="milliseconds"),
+            "state": state.phase,
+            "subject": state.subject,
+            "reason": state.subject if state.phase is Phase.BLOCKED else None,
+            "detail": state.detail,
+            "since": since.isoformat(timespec="milliseconds"),
             "sample_age_seconds": round(self.sample_age, 3),
             "components": {"postgres": picture.postgres, "hindsight-api": picture.api},
             "versions": {"sidecar": __version__, **picture.versions},

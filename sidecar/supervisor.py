@@ -13,6 +13,7 @@ import psycopg
 
 from sidecar import (
     api_environment,
+    backoff,
     cluster_exchange,
     database,
     log,
@@ -25,6 +26,7 @@ from sidecar import (
 )
 from sidecar.administration import Administration
 from sidecar.at_hand import AtHand
+from sidecar.backoff import End
 from sidecar.child import Child
 from sidecar.errors import BlockedError, SidecarError, TransientError
 from sidecar.hindsight_api import HindsightApi
@@ -36,6 +38,7 @@ from sidecar.rehearsal import RehearsalError
 from sidecar.schedule import Retention, Times
 from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
+from sidecar.space import SpaceWatch
 from sidecar.status import Status
 from sidecar.stopping import Stop, stop_children
 
@@ -43,6 +46,7 @@ _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried a
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
 _REMIND = 60.0  # seconds between log lines that say why it is not ready
 _OPERATION_SHARE = 4  # of the time to stop, for an operation to clean up
+_ASKED = "asked"  # why a component ended that was not to run any more
 _CANCEL_PATIENCE = 0.5  # seconds for a step to end once cancelled; a server that hangs must not hold a stop up
 
 
@@ -78,6 +82,7 @@ class Supervisor:
         self._stop_asked = asyncio.Event()
         self._maintenance = Maintenance(self.world, self._changed.set)
         self._lock = volume.VolumeLock(settings.volume)
+        self._space = SpaceWatch(settings.pgdata)
         self._blocked_since: float | None = None
         self._told = time.monotonic()
         home = settings.run_dir / "home"
@@ -105,6 +110,7 @@ class Supervisor:
     async def run(self) -> Stop:
         """Supervise until asked to stop or until giving up; return once Postgres is reaped."""
         self._tell_what_is_known()
+        self._space.start()
         try:
             while True:
                 self._changed.clear()
@@ -141,25 +147,38 @@ class Supervisor:
         world = self.world
         world.stopping = world.stopping or self._stop_asked.is_set()
         if (ended := self._postgres.forget()) is not None:
+            no_space = self._postgres.no_space(ended)
+            end = backoff.how(ended.returncode or 0) if no_space is None else End.NO_SPACE
             tell = self._log.warning if world.postgres_wanted else self._log.info
-            tell("postgres ended", pid=ended.pid, status=ended.returncode)
+            tell(
+                "postgres ended",
+                pid=ended.pid,
+                status=ended.returncode,
+                reason=end if world.postgres_wanted else _ASKED,
+            )
             world.postgres_ended()
             if world.postgres_wanted:
-                world.postgres_restarts.record(now)
-            if (no_space := self._postgres.no_space(ended)) is not None:
+                world.postgres_restarts.record(now, end)
+            if no_space is not None:
                 self._fault(no_space)
         if (ended := self._api.forget()) is not None:
+            end = End.HUNG if self._api.was_hung(ended) else backoff.how(ended.returncode or 0)
             tell = self._log.warning if world.api_wanted else self._log.info
-            tell("hindsight-api ended", pid=ended.pid, status=ended.returncode)
+            tell(
+                "hindsight-api ended",
+                pid=ended.pid,
+                status=ended.returncode,
+                reason=end if world.api_wanted else _ASKED,
+            )
             world.api_ended()
             if world.api_wanted:
-                world.api_restarts.record(now)
+                world.api_restarts.record(now, end)
         if self._postgres.child is not None:
             world.see_postgres(self._postgres.watch.server)
         if self._api.child is not None:
             world.see_api(self._api.watch.server, now)
         world.no_space = self._postgres.wants_space(now)
-        for watching in (self._postgres.watching, self._api.watching):
+        for watching in (self._postgres.watching, self._postgres.measuring, self._api.watching):
             if watching is not None and watching.done():
                 watching.result()  # a watch that ended by itself has a defect: better no sidecar than a blind one
         self._publish(now)
@@ -174,7 +193,13 @@ class Supervisor:
             state=state,
             sampled=now,
             ever_ready=world.ever_ready,
-            memory_count=postgres.watch.memory_count,
+            ends={
+                "postgres": {**world.postgres_restarts.ends, End.REINITIALIZED: postgres.watch.reinitialized},
+                "hindsight-api": world.api_restarts.ends,
+            },
+            memory_count=postgres.measurement.memory_count,
+            database_bytes=postgres.measurement.database_bytes,
+            space=self._space.space,
             postgres=_component(world.postgres, postgres.child, world.postgres_restarts.total, postgres.watch.fault),
             api=_component(world.api, api.child, world.api_restarts.total, api.watch.fault),
         )
@@ -334,6 +359,7 @@ class Supervisor:
         await self._end_operation()
         self._postgres.stop_watching()
         self._api.stop_watching()
+        self._space.end()
         stop = await stop_children(
             self._api.child,
             self._postgres.child,

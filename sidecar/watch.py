@@ -16,9 +16,8 @@ from sidecar.machine import Server
 INTERVAL = 0.5  # seconds between looks at what is up
 _EAGER = 0.1  # seconds between looks at what is starting
 TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
-# Counting takes time that grows with the memories, so it is done the more rarely the longer it took.
-_COUNT_SHARE = 50
 NO_SPACE = "No space left on device"
+_REINITIALIZED = "all server processes terminated; reinitializing"
 # "LOG:  database system was not properly shut down; automatic recovery in progress", then every ten seconds
 # "LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/5A3F2C8" (PostgreSQL 15 and later).
 _RECOVERY = re.compile(r"LOG: +.*?(automatic recovery in progress|redo in progress, .*)$")
@@ -67,8 +66,8 @@ class PostgresWatch(Watch):
     its own lines tell the two apart.
 
     Attributes:
-        memory_count: rows in memory_units over all schemas, None before the first count.
-        dimension: of the stored embeddings, None while there is no table.
+        schemas: those that hold memories, as it was seen last.
+        reinitialized: how often Postgres began again with all of its processes, since one of them ended badly.
         no_space_at: monotonic seconds of the last time that Postgres said it found no space, None where it did not.
 
     """
@@ -77,17 +76,17 @@ class PostgresWatch(Watch):
         super().__init__(changed)
         self._socket_dir = socket_dir
         self._connection: database.Connection | None = None
-        self._count_due = 0.0
         self._recovering: str | None = None
         self.no_space_at: float | None = None
-        self.memory_count: int | None = None
-        self.dimension: int | None = None
+        self.schemas: frozenset[str] = frozenset()
+        self.reinitialized = 0
 
     def hear(self, line: str) -> None:
         """Take one line of Postgres' log."""
         if NO_SPACE in line:
             self.no_space_at = time.monotonic()
             self._changed()
+        self.reinitialized += _REINITIALIZED in line
         if self.server in (Server.STARTING, Server.RECOVERING) and (found := _RECOVERY.search(line)):
             self._recovering = found[1]
             self._see(Server.RECOVERING, found[1])
@@ -135,15 +134,7 @@ class PostgresWatch(Watch):
     async def _look(self) -> None:
         if self._connection is None:
             self._connection = await database.connect(self._socket_dir)
-        schemas = await database.memory_schemas(self._connection)
-        self.dimension = next(iter(schemas.values()), None)
-        if not schemas:
-            self.memory_count = None
-            return
-        began = time.monotonic()
-        if began >= self._count_due:
-            self.memory_count = await database.count_memories(self._connection, schemas)
-            self._count_due = time.monotonic() + _COUNT_SHARE * (time.monotonic() - began)
+        self.schemas = frozenset(await database.memory_schemas(self._connection))
 
 
 class ApiWatch(Watch):

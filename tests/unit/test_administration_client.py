@@ -573,6 +573,7 @@ def test_two_commands_for_one_file(dumping: Fake, tmp_path: Path) -> None:
         (archive(tag="0" * 64), 5, "the sidecar says 0000"),
         (archive(bytes(len(TAR))), 5, f"the sidecar says {HASH}"),
     ],
+    ids=["cut", "of another hash", "with other bytes"],
 )
 def test_a_failed_download_leaves_no_file_and_keeps_the_dump(
     found: Any, code: int, sentence: str, dumping: Fake, tmp_path: Path

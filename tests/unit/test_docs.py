@@ -2,29 +2,38 @@
 
 import ast
 import inspect
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import promql_parser
 import pytest
 import typer.main
+import yaml
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
 
 from bake.image import slim
-from sidecar import api_environment, commands, control, gateway, machine, model, probe, serve
+from sidecar import api_environment, commands, control, gateway, machine, metrics, model, probe, serve
+from sidecar.backoff import End
 from sidecar.errors import Reason
-from sidecar.machine import Phase, Server, State, World
+from sidecar.kinds import Kind, Outcome
+from sidecar.machine import LABELS, Phase, Server, State, Subject, World
 from sidecar.metrics import Metrics
-from sidecar.operations import Kind, Operation, Outcome
+from sidecar.operations import Operation, Operations
 from sidecar.schedule import Failure, Made, Record
 from sidecar.settings import Settings, secret_names, setting_names
+from sidecar.space import Space
 from sidecar.status import RETRY_AFTER, Status
 from sidecar.upstream import Upstream
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "troubleshooting.md"]
+PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "events.md", "troubleshooting.md"]
 
 
 def text(page: str) -> str:
@@ -50,6 +59,12 @@ def rows(content: str) -> list[list[str]]:
             continue
         cells.append([cell.strip() for cell in line.strip("|").split("|")])
     return cells
+
+
+def headings(page: str) -> list[str]:
+    """Return the anchors of a page."""
+    found = re.findall(r"^#+ (.*)$", text(page), re.MULTILINE)
+    return [heading.lower().replace(" ", "-") for heading in found]
 
 
 def quoted(cell: str) -> list[str]:
@@ -206,19 +221,23 @@ def test_every_path_that_the_gateway_answers_itself_is_documented() -> None:
     assert sorted(answered) == sorted(f"GET {path}" for path in gateway._OPEN_PATHS)
 
 
-def test_every_refusal_of_the_gateway_is_documented() -> None:
-    refused = {
-        row[0].strip("`") for row in rows(section("endpoints.md", "## Gateway")) if not row[0].startswith("`GET")
-    }
-    calls = [
+def refusals() -> set[Any]:
+    """Return every reason that the gateway gives where it answers a call itself."""
+    return {
         node.args[1].value
         for node in ast.walk(ast.parse(inspect.getsource(gateway)))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "_refuse"
         and isinstance(node.args[1], ast.Constant)
-    ]
-    assert refused == set(calls)
+    }
+
+
+def test_every_refusal_of_the_gateway_is_documented() -> None:
+    refused = {
+        row[0].strip("`") for row in rows(section("endpoints.md", "## Gateway")) if not row[0].startswith("`GET")
+    }
+    assert refused == refusals()
     assert f"`Retry-After: {RETRY_AFTER}`" in text("endpoints.md")
 
 
@@ -285,26 +304,66 @@ def test_every_exit_code_is_documented() -> None:
 # metrics.md ----------------------------------------------------------------------------------------------------
 
 
-def test_every_metric_is_documented_with_its_type_and_labels() -> None:
+def everything() -> Metrics:
+    """Return metrics of a sidecar of which all is known, in the middle of a dump."""
     status = Status()
     identity = model.Identity("id", "r", "float32", 384, "cls", True, "", "")  # noqa: FBT003
     made = model.Model(DOCS, "m", "model.onnx", 512, stand_in=False, files={}, identity=identity)
     status.update(
         memory_count=1,
+        database_bytes=1,
+        space=Space(3, 2, 1),
         model=made.to_json(),
         versions={"hindsight-api": "1.1.0", "postgres": None},
         state=State(Phase.READY),
         dumps=Record("* * * * *", None, Made("x", NOW), Failure(NOW, "no space"), {"done": 1}),
     )
-    metrics = Metrics(status)
-    metrics.count_refusal("not-ready")
-    rendered = metrics.render().decode()
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", rendered, re.MULTILINE))
-    labels: dict[str, set[str]] = {name: set() for name in types}
-    for name, inside in re.findall(r"^(\w+)\{(.*)\} ", rendered, re.MULTILINE):
-        labels[name] |= set(re.findall(r'(\w+)="', inside))
-    table = {quoted(row[0])[0]: (row[1], set(quoted(row[2]))) for row in rows(text("metrics.md"))}
-    assert table == {name: (types[name], labels[name]) for name in types}
+    found = Metrics(status)
+    operations = Operations()
+    operations._current = Operation(Kind.DUMP, phase="hash", total=10, unit="bytes")
+    found.watch_operations(SimpleNamespace(operations=operations, last_dump=NOW))
+    found.count_request("POST", "2xx")
+    return found
+
+
+def families() -> dict[str, Family]:
+    """Return every metric by the name that is documented: that of its samples, and a histogram's own."""
+    parsed = text_string_to_metric_families(everything().render().decode())
+    return {f"{one.name}_total" if one.type == "counter" else one.name: one for one in parsed}
+
+
+def test_every_metric_is_documented_with_its_type_and_labels() -> None:
+    exported = {
+        name: (one.type, {label for sample in one.samples for label in sample.labels})
+        for name, one in families().items()
+    }
+    content = text("metrics.md").partition("## How a component ended")[0]
+    assert {quoted(row[0])[0]: (row[1], set(quoted(row[2]))) for row in rows(content)} == exported
+
+
+def test_every_name_follows_the_conventions_of_prometheus() -> None:
+    for name, one in families().items():
+        assert re.fullmatch(r"hindsight_sidecar(_[a-z]+)+", name), name
+        assert one.documentation, name
+        assert name.endswith("_total") == (one.type == "counter"), name
+        # Base units, at the end; and of a time when it was, as an age is old when it is read.
+        assert not re.search(r"_(milliseconds|minutes|hours|kilobytes|megabytes|percent|age)(_|$)", name), name
+        for unit in ("seconds", "bytes", "ratio", "info"):
+            assert f"_{unit}" not in name or re.search(rf"_{unit}(_total)?$", name), name
+        assert len(one.samples) < 50, f"{name} has too many series"
+
+
+def test_every_end_of_a_component_is_documented() -> None:
+    table = {row[0].strip("`"): row[1].strip("`") for row in rows(section("metrics.md", "## How a component ended"))}
+    assert list(table) == list(End)
+    for end, of in table.items():
+        assert [name for name, ends in metrics.ENDS.items() if end in ends] == (
+            list(metrics.ENDS) if of == "both" else [of]
+        )
+
+
+def test_every_refusal_is_told_from_the_beginning() -> None:
+    assert set(metrics.REFUSALS) == refusals()
 
 
 # troubleshooting.md --------------------------------------------------------------------------------------------
@@ -322,20 +381,113 @@ def test_every_reason_to_be_blocked_has_its_paragraph() -> None:
         assert len(quoted(paragraph)) >= 2, f"{reason}: say how to see it and which line to change"
 
 
-def test_every_component_has_its_paragraph() -> None:
-    subjects = {
+def test_everything_that_a_start_waits_for_has_its_paragraph() -> None:
+    assert list(paragraphs("## Starting and degraded")) == list(Subject)
+
+
+def test_every_state_that_may_be_told_is_listed() -> None:
+    """What is `starting` or `degraded`, and why: the machine's own, and that of a sidecar that does not get to look."""
+    seen = {
         machine.state_of(
-            World(volume_held=held, cluster_prepared=prepared, postgres=postgres, database_checked=checked), 0.0
-        ).subject
+            World(volume_held=held, cluster_prepared=prepared, postgres=postgres, database_checked=checked, ever_ready=ever),
+            0.0,
+        ).labels
         for held in (False, True)
         for prepared in (False, True)
         for postgres in Server
         for checked in (False, True)
+        for ever in (False, True)
+    }  # fmt: skip
+    status = Status()
+    status.update(state=State(Phase.READY), sampled=-math.inf)
+    seen.add(status.state.labels)
+    assert seen == {labels for labels in LABELS if labels[0] in (Phase.STARTING, Phase.DEGRADED)}
+
+
+# alerts.yaml ---------------------------------------------------------------------------------------------------
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(text("alerts.yaml"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+ADDED = {"job", "instance"}  # by Prometheus, to whatever it scrapes
+ALERTS = pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+
+
+def nodes(expression: str) -> list[Any]:
+    """Return every part of an expression, the outer ones first."""
+    found: list[Any] = []
+    promql_parser.walk(promql_parser.parse(expression), found.append)
+    return found
+
+
+def selectors(expression: str) -> list[promql_parser.VectorSelector]:
+    found = [getattr(node, "vector_selector", node) for node in nodes(expression)]
+    return [node for node in found if isinstance(node, promql_parser.VectorSelector)]
+
+
+def series(name: str) -> list[dict[str, str]]:
+    """Return the labels of every series of this name that the sidecar exports, or Prometheus for it."""
+    if name == "up":
+        return [{}]
+    return [sample.labels for one in families().values() for sample in one.samples if sample.name == name]
+
+
+@ALERTS
+def test_every_metric_and_label_of_an_alert_is_exported(rule: dict[str, Any]) -> None:
+    assert selectors(rule["expr"])
+    for selector in selectors(rule["expr"]):
+        exported = series(selector.name or "")
+        assert exported, selector.name
+        for matcher in selector.matchers.matchers:
+            if matcher.name in ADDED:
+                continue
+            values = {labels[matcher.name] for labels in exported}
+            for value in matcher.value.split("|"):
+                assert value in values, f"{selector.name}: {matcher}"
+
+
+@ALERTS
+def test_every_label_that_an_alert_joins_or_tells_is_there(rule: dict[str, Any]) -> None:
+    exported = {
+        label for selector in selectors(rule["expr"]) for labels in series(selector.name or "") for label in labels
     }
-    status = Status(clock=lambda: 1e12)
-    status.update(state=State(Phase.READY))
-    subjects |= set(re.findall(r"\((.*)\)", status.phase_text))
-    assert set(paragraphs("## Starting and degraded")) == subjects
+    for node in nodes(rule["expr"]):
+        modifier = getattr(node, "modifier", None)
+        matching = getattr(modifier, "matching", modifier)
+        labels = set(matching.labels) if matching is not None else set()
+        assert labels <= exported | ADDED
+        if isinstance(node, promql_parser.AggregateExpr):
+            assert matching.type == promql_parser.AggModifierType.Without  # a `by` would lose who it is about
+            exported -= labels
+    told = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+    assert "instance" in told
+    assert told <= exported | ADDED
+
+
+@ALERTS
+def test_every_alert_leads_to_a_paragraph(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook"].removeprefix("docs/").partition("#")
+    placeholder = "{{ $labels.subject }}"
+    anchors = [anchor.replace(placeholder, reason) for reason in Reason] if placeholder in anchor else [anchor]
+    assert page == "troubleshooting.md"
+    assert set(anchors) <= set(headings(page))
+
+
+@ALERTS
+def test_every_alert_says_how_bad_it_is_and_waits_for_a_time(rule: dict[str, Any]) -> None:
+    assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
+    assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    assert set(rule["annotations"]) == {"summary", "runbook"}
+    promql_parser.parse_duration(rule.get("for", "1s"))
+
+
+def test_alerts_have_names_of_their_own() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names) > 10
+    assert all(name.startswith("HindsightSidecar") for name in names)
 
 
 # All pages -----------------------------------------------------------------------------------------------------
@@ -348,8 +500,8 @@ def test_every_link_leads_somewhere(page: str) -> None:
             continue
         name, _, anchor = target.partition("#")
         content = text(name or page)
-        headings = re.findall(r"^#+ (.*)$", content, re.MULTILINE)
-        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
+        assert content
+        assert not anchor or anchor in headings(name or page), target
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -88,6 +88,10 @@ def test_a_child_is_heard_from_its_level_on(least: str, heard: int, captured: li
 # The writer ----------------------------------------------------------------------------------------------------
 
 
+def told_dropped(count: int) -> str:
+    return f"{count} dropped"
+
+
 @contextlib.contextmanager
 def pipe() -> Iterator[tuple[int, int]]:
     reader, writer = os.pipe()
@@ -107,7 +111,7 @@ def read_until(reader: int, end: bytes) -> bytes:
 
 def test_lines_are_written_in_order_and_before_the_close() -> None:
     with pipe() as (reader, writer):
-        made = _Writer(writer)
+        made = _Writer(writer, told_dropped)
         for number in range(100):
             made.msg(f"line {number}")
         made.close()
@@ -117,7 +121,7 @@ def test_lines_are_written_in_order_and_before_the_close() -> None:
 
 def test_what_is_no_unicode_is_written_all_the_same() -> None:
     with pipe() as (reader, writer):
-        made = _Writer(writer)
+        made = _Writer(writer, told_dropped)
         made.msg("a\udcffb")
         made.close()
         assert os.read(reader, 100) == b"a\\udcffb\n"
@@ -127,7 +131,7 @@ def test_a_reader_that_stands_still_never_holds_the_caller_up(monkeypatch: pytes
     monkeypatch.setattr(log, "_QUEUE", 50)
     done = threading.Event()
     with pipe() as (reader, writer):
-        made = _Writer(writer)
+        made = _Writer(writer, told_dropped)
 
         def call() -> None:
             for _ in range(2000):
@@ -137,21 +141,60 @@ def test_a_reader_that_stands_still_never_holds_the_caller_up(monkeypatch: pytes
         threading.Thread(target=call, daemon=True).start()
         assert done.wait(20)
         seen = b""
-        while b"dropped" not in seen:
+        while b"dropped\nlast\n" not in seen:
             seen += os.read(reader, 65536)
             made.msg("last")  # the first line after the gap tells of it
-        dropped = re.search(rb"(\d+) log lines were dropped: their reader did not keep up\n", seen)
-        assert dropped is not None
-        assert int(dropped[1]) > 1000
+        # Whatever is missing is told where it is missing.
+        until, _, _ = seen.partition(b"dropped\nlast\n")
+        dropped = [int(count) for count in re.findall(rb"(\d+) dropped\n", until + b"dropped\n")]
+        assert sum(dropped) + until.count(b"x" * 1000) >= 2000
+        assert sum(dropped) > 1000
         assert made._thread.is_alive()
         made.close()
+
+
+STUCK = """
+import os, sys
+from sidecar import log
+log._QUEUE = 5
+log.configure(sys.argv[1], "info")
+logger = log.get("postgres")
+for _ in range(1000):
+    logger.info("x" * 1000)
+sys.stderr.close()  # its reader may begin
+while log._writer._dropped:
+    logger.info("last")
+log.close()
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_lines_that_are_missing_are_told_of_as_every_event_is(log_format: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, log_format],
+        env={"PYTHONPATH": str(SOURCE)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        lines = process.stdout.read().splitlines()
+    told = [line for line in lines if "dropped" in line]
+    assert told
+    if log_format == "json":
+        events = [json.loads(line) for line in lines]
+        missing = [event for event in events if event["component"] == "log"]
+        assert {event["event"] for event in missing} == {"log lines were dropped: their reader did not keep up"}
+        assert {event["level"] for event in missing} == {"warning"}
+        assert sum(event["lines"] for event in missing) > 500
+    else:
+        assert re.search(r"log  +WARNING: log lines were dropped: their reader did not keep up lines=\d+$", told[0])
 
 
 def test_the_end_does_not_wait_for_a_reader_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "_FLUSH", 0.3)
     done = threading.Event()
     reader, writer = os.pipe()
-    made = _Writer(writer)
+    made = _Writer(writer, told_dropped)
     for _ in range(200):
         made.msg("x" * 1000)
 

@@ -3,11 +3,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sidecar.machine import Phase, State
+from sidecar.errors import Reason
+from sidecar.machine import Phase, State, Subject
 from sidecar.schedule import Failure, Record
 from sidecar.status import STALE_AFTER, Picture, Status
 
 READY = State(Phase.READY)
+SAMPLING = ("degraded", "sampling")
 
 
 class Clock:
@@ -49,8 +51,13 @@ def test_a_stale_sample_is_not_ready_and_says_why(status: Status, clock: Clock) 
     assert status.phase_text == "degraded(sampling)"
     body = status.body()
     assert body["status"] == "unhealthy"
-    assert body["state"] == "degraded"
+    assert (body["state"], body["subject"], body["reason"]) == ("degraded", "sampling", None)
+    assert "does not get to run" in body["detail"]
     assert body["sample_age_seconds"] == STALE_AFTER
+    # It has begun when the sample became too old.
+    clock.now += 60
+    since = datetime.fromisoformat(status.body()["since"])
+    assert 59 < (datetime.now(UTC) - since).total_seconds() < 70
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.READY])
@@ -93,6 +100,36 @@ def test_a_state_has_begun_when_it_changed(status: Status) -> None:
     assert status.picture.since == began
     status.update(state=State(Phase.DEGRADED, "postgres"))
     assert status.picture.since > began
+
+
+def test_the_time_in_each_state_is_what_has_passed(status: Status, clock: Clock) -> None:
+    ready, starting = ("ready", ""), ("starting", "volume")
+    assert status.seconds == {starting: 0, ready: 0, SAMPLING: 0}
+    clock.now += 2
+    status.update(memory_count=5)
+    assert status.seconds[ready] == 2
+    status.update(sampled=clock.now)
+    clock.now += STALE_AFTER + 10  # of which it was trusted for as long as a sample is
+    assert (status.seconds[ready], status.seconds[SAMPLING]) == (2 + STALE_AFTER, 10)
+    clock.now += 1
+    status.update(state=State(Phase.BLOCKED, Reason.NO_SPACE), sampled=clock.now)
+    clock.now += 100  # a state that is no good needs no fresh sample
+    assert status.seconds == {starting: 0, ready: 2 + STALE_AFTER, SAMPLING: 11, ("blocked", "no-space"): 100}
+    assert sum(status.seconds.values()) == clock.now - 100.0
+
+
+def test_the_time_of_a_start_is_until_the_first_readiness(clock: Clock) -> None:
+    status = Status(clock)
+    clock.now += 4
+    status.update(state=State(Phase.STARTING, Subject.API), sampled=clock.now)
+    assert status.first_ready_after is None
+    clock.now += 2
+    status.update(state=READY, sampled=clock.now)
+    assert status.first_ready_after == 6
+    clock.now += 10
+    status.update(state=State(Phase.DEGRADED, Subject.API), sampled=clock.now)
+    status.update(state=READY, sampled=clock.now)
+    assert status.first_ready_after == 6
 
 
 def test_a_stand_in_is_told(status: Status) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import psycopg
@@ -7,7 +8,7 @@ import pytest
 
 from sidecar import watch
 from sidecar.machine import Server
-from sidecar.watch import ApiWatch, postgres_state
+from sidecar.watch import ApiWatch, PostgresWatch, postgres_state
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,14 @@ from sidecar.watch import ApiWatch, postgres_state
 )  # fmt: skip
 def test_what_postgres_is_doing_is_told_by_how_it_refuses(said: str, server: Server) -> None:
     assert postgres_state(psycopg.OperationalError(said)) is server
+
+
+def test_postgres_own_beginnings_are_heard(tmp_path: Path) -> None:
+    watch = PostgresWatch(tmp_path, lambda: None)
+    watch.hear("2026-11-29 17:08:40 UTC [7] LOG:  server process (PID 12) was terminated by signal 9: Killed")
+    assert watch.reinitialized == 0
+    watch.hear("2026-11-29 17:08:40 UTC [7] LOG:  all server processes terminated; reinitializing")
+    assert watch.reinitialized == 1
 
 
 Answer = Callable[[httpx2.Request], httpx2.Response]

@@ -1,0 +1,25 @@
+"""What operations there are, and how they end."""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What an operation does."""
+
+    DUMP = "dump"
+    RESTORE = "restore"
+    MIGRATE = "migrate"
+    ADOPT = "adopt"
+    ROLLBACK = "rollback"
+    COPY = "upgrade-copy"
+
+
+class Outcome(StrEnum):
+    """How an operation stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNVERIFIED = "verification-failed"
+    CANCELLED = "cancelled"
