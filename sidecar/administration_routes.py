@@ -22,7 +22,7 @@ from sidecar.restoring import Wish
 from sidecar.status import RETRY_AFTER
 
 TAR = "application/x-tar"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")  # no file has more bytes than that
 _MARK = "administration"
 
 PROBLEM: dict[str, Any] = {"content": {"application/problem+json": {}}}
@@ -32,7 +32,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     403: {"description": "administration is off on this address", **PROBLEM},
     404: {"description": "there is none of that name", **PROBLEM},
     409: {"description": "another operation runs", **PROBLEM},
+    413: {"description": "the body is larger than any that can be meant", **PROBLEM},
     422: {"description": "refused; nothing was touched", **PROBLEM},
+    429: {"description": "the token is wrong, and many before it were", **PROBLEM},
     503: {"description": "not so now", **PROBLEM},
 }
 T = TypeVar("T")
