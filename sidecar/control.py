@@ -6,6 +6,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response, Security
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from sidecar import __version__, administration_routes, probes
 from sidecar.administrators import MAY, Administrators
@@ -38,15 +39,28 @@ def _administrator(request: Request, _: Annotated[object, Security(_bearer)]) ->
 Administrator = Annotated[None, Depends(_administrator)]
 
 
+def _methods(request: Request) -> list[str]:
+    """Return every method that a request's path has: each of them is a route of its own, which knows its own alone."""
+    found = [
+        method
+        for method in ("DELETE", "GET", "POST", "PUT")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+    return sorted([*found, "HEAD"] if "GET" in found else found)
+
+
 def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
     """Return the control application."""
     app = FastAPI(title="hindsight-sidecar control", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Administrators, settings=settings)
 
     @app.exception_handler(StarletteHTTPException)
-    def as_problem(_: Request, error: StarletteHTTPException) -> JSONResponse:
+    def as_problem(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # noqa: PLR2004 - the HTTP status
+            headers["Allow"] = ", ".join(_methods(request))
         body = problem(error.status_code, _TITLES.get(error.status_code, "Refused"), str(error.detail))
-        return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
+        return JSONResponse(body, error.status_code, headers, media_type="application/problem+json")
 
     @app.exception_handler(Exception)
     def as_fault(_: Request, __: Exception) -> JSONResponse:  # `Faultless` has it in the log
@@ -69,7 +83,11 @@ def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
     async def show_metrics() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/v1/status", summary="Health and the settings in effect, secrets masked")
+    @app.get(
+        "/v1/status",
+        summary="Health and the settings in effect, secrets masked",
+        responses={status: administration_routes.RESPONSES[status] for status in (401, 403, 429)},
+    )
     async def show_status(_: Administrator) -> dict[str, Any]:
         return {"health": status.body(), "settings": masked(settings)}
 

@@ -1,6 +1,7 @@
 """What stands before `/v1/`, by raw ASGI: nothing of a body is read before it is known who sends it."""
 
 import asyncio
+import hmac
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -91,6 +92,13 @@ def test_nothing_else_is_marked(path: str) -> None:
     rig = Rig(token=TOKEN)
     assert rig.ask(path, RIGHT, listener=SOCKET)[0] == 204
     assert MAY not in rig.seen[0]
+
+
+def test_the_token_is_compared_in_constant_time_and_in_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: not compared.append(both))
+    assert Rig(token=TOKEN).ask("/v1/dumps", WRONG)[0] == 204
+    assert compared == [(WRONG[0][1], RIGHT[0][1])]
 
 
 def test_too_many_wrong_tokens_are_told_so_and_the_right_one_still_passes() -> None:

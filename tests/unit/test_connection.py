@@ -222,7 +222,8 @@ def test_half_a_header_is_not_waited_for_longer_than_a_moment(before: bytes, mon
                     break
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.01)
-            assert await reader.read() == b""
+            with contextlib.suppress(ConnectionError):  # it was closed while something came
+                assert await reader.read() == b""
 
     run(work())
 

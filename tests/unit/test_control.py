@@ -231,7 +231,18 @@ def test_what_is_not_there_is_a_problem(client: Client) -> None:
     problem(client().get("/docs"), 404)
     answer = client().post("/health")
     problem(answer, 405)
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+def test_every_method_of_a_path_is_told_to_whoever_tries_another(client: Client) -> None:
+    for path, expected in (
+        ("/v1/dumps", "GET, HEAD, POST"),
+        ("/v1/restores", "POST, PUT"),
+        ("/v1/dumps/x", "DELETE, GET, HEAD"),
+    ):
+        answer = client(control_listener.SOCKET).patch(path)
+        problem(answer, 405)
+        assert answer.headers["allow"] == expected
 
 
 def test_the_listener_for_metrics_serves_them_and_nothing_else(status: Status) -> None:

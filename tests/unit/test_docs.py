@@ -25,7 +25,15 @@ from sidecar.upstream import Upstream
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "troubleshooting.md"]
+PAGES = [
+    "settings.md",
+    "endpoints.md",
+    "commands.md",
+    "migrating.md",
+    "metrics.md",
+    "troubleshooting.md",
+    "security.md",
+]
 
 
 def text(page: str) -> str:
@@ -337,6 +345,23 @@ def test_every_component_has_its_paragraph() -> None:
     status.update(state=State(Phase.READY))
     subjects |= set(re.findall(r"\((.*)\)", status.phase_text))
     assert set(paragraphs("## Starting and degraded")) == subjects
+
+
+# security.md ---------------------------------------------------------------------------------------------------
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    tests = Path(__file__).parents[1]
+    table = [row for row in rows(text("security.md")) if "::" in row[-1]]
+    assert len(table) > 12
+    for promise, named in table:
+        assert quoted(named), promise
+        for one in quoted(named):
+            module, _, function = one.partition("::")
+            found = [
+                path for path in tests.glob(f"*/{module}") if f"\ndef {function}(" in path.read_text(encoding="utf-8")
+            ]
+            assert len(found) == 1, one
 
 
 # All pages -----------------------------------------------------------------------------------------------------

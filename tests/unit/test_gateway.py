@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import hmac
 import json
 import socket
 from collections import Counter
@@ -691,6 +692,18 @@ def test_probes_need_no_key_and_calls_pass_with_it() -> None:
             assert (await it.call("POST /health\ncontent-length: 0")).status == 401
             assert (await it.call(f"GET /x\nauthorization: Bearer {KEY}")).status == 200
             assert len(it.seen) == 1
+
+    run(work())
+
+
+def test_the_key_is_compared_in_constant_time_and_in_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: not compared.append(both))
+
+    async def work() -> None:
+        async with rig(api_key=KEY) as it:
+            assert (await it.call("GET /x\nauthorization: Bearer wrong")).status == 200
+        assert compared == [(b"Bearer wrong", f"Bearer {KEY}".encode())]
 
     run(work())
 
