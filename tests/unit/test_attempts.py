@@ -1,8 +1,5 @@
-import json
+import structlog
 
-import pytest
-
-from sidecar import log
 from sidecar.attempts import BURST, Attempts
 
 
@@ -32,16 +29,14 @@ def test_it_recovers_and_no_further_than_where_it_began() -> None:
     assert [attempts.retry_after() for _ in range(BURST + 1)] == [None] * BURST + [1]
 
 
-def test_a_log_line_tells_of_it_once_a_minute(capfd: pytest.CaptureFixture[str]) -> None:
-    log.configure("json", "info")
+def test_a_log_line_tells_of_it_once_a_minute() -> None:
     clock = Clock()
-    attempts = Attempts("127.0.0.1:8888", clock)
-    for _ in range(3):
-        for _ in range(1000):
-            attempts.retry_after()
-        clock.now += 31
-    log.close()
-    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    with structlog.testing.capture_logs() as lines:
+        attempts = Attempts("127.0.0.1:8888", clock)
+        for _ in range(3):
+            for _ in range(1000):
+                attempts.retry_after()
+            clock.now += 31
     assert [(line["event"], line["address"]) for line in lines] == [
         ("too many wrong tokens or keys", "127.0.0.1:8888")
     ] * 2
