@@ -60,12 +60,12 @@ def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
         if error.status_code == 405:  # noqa: PLR2004 - the HTTP status
             headers["Allow"] = ", ".join(_methods(request))
         body = problem(error.status_code, _TITLES.get(error.status_code, "Refused"), str(error.detail))
-        return JSONResponse(body, error.status_code, headers, media_type="application/problem+json")
+        return administration_routes.ProblemResponse(body, error.status_code, headers)
 
     @app.exception_handler(Exception)
     def as_fault(_: Request, __: Exception) -> JSONResponse:  # `Faultless` has it in the log
         body = problem(500, "Unexpected fault", "the log of the sidecar has the trace; this is a defect of it")
-        return JSONResponse(body, 500, media_type="application/problem+json")
+        return administration_routes.ProblemResponse(body, 500)
 
     async def probe(request: Request) -> JSONResponse:
         code, body, headers = probes.answer(request.url.path, status)

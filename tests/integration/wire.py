@@ -191,7 +191,11 @@ def relayed(path: Path) -> Iterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(path)
-        await asyncio.gather(_pump(reader, inner_writer, bytearray()), _pump(inner_reader, writer, bytearray()))
+        try:
+            await asyncio.gather(_pump(reader, inner_writer, bytearray()), _pump(inner_reader, writer, bytearray()))
+        finally:
+            writer.close()
+            inner_writer.close()
 
     server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever, name="relay")
@@ -205,7 +209,9 @@ def relayed(path: Path) -> Iterator[int]:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
-            await asyncio.wait(others) if others else None
+            if others:
+                await asyncio.wait(others)
+            await asyncio.sleep(0)  # in which what was closed is let go
 
         asyncio.run_coroutine_threadsafe(end(), loop).result(TIMEOUT)
         loop.call_soon_threadsafe(loop.stop)
