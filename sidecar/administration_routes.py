@@ -1,5 +1,6 @@
 """The administration endpoints of the control API, `/v1/...`: what each takes, answers and refuses."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal, TypeVar
@@ -8,7 +9,7 @@ import psycopg
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -22,8 +23,9 @@ from sidecar.restoring import Wish
 from sidecar.status import RETRY_AFTER
 
 TAR = "application/x-tar"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")  # no file has more bytes than that
 _MARK = "administration"
+_TOLD = 500  # characters of what is wrong with a body, which may repeat names in it
 
 PROBLEM: dict[str, Any] = {"content": {"application/problem+json": {}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -32,7 +34,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     403: {"description": "administration is off on this address", **PROBLEM},
     404: {"description": "there is none of that name", **PROBLEM},
     409: {"description": "another operation runs", **PROBLEM},
+    413: {"description": "the body is larger than any that can be meant", **PROBLEM},
     422: {"description": "refused; nothing was touched", **PROBLEM},
+    429: {"description": "the token is wrong, and many before it were", **PROBLEM},
     503: {"description": "not so now", **PROBLEM},
 }
 T = TypeVar("T")
@@ -40,6 +44,17 @@ T = TypeVar("T")
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                # JSON can write half a surrogate pair, which no file, database or answer can hold.
+                raise ValueError("it has half a character; expected text") from None
+        return value
 
 
 class DumpBody(_Body):
@@ -89,6 +104,16 @@ class RollbackBody(_Body):
     database: str | None = None
 
 
+class ProblemResponse(JSONResponse):
+    """A problem, which may have anything in it that a client sent."""
+
+    media_type = "application/problem+json"
+
+    def render(self, content: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return it as ASCII, which half a surrogate pair has a form in too."""
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
 def attach(request: Request) -> Administration:
     """Return the administration of the running sidecar. Raises TransientError in its first second."""
     found: Administration | None = getattr(request.app.state, _MARK, None)
@@ -127,11 +152,11 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def meaningless(_: Request, error: RequestValidationError) -> JSONResponse:
         told = "; ".join(f"{'.'.join(map(str, one['loc'][1:])) or 'the body'}: {one['msg']}" for one in error.errors())
-        return _problem(400, "Bad request", f"{told}; docs/endpoints.md has what is expected")
+        return _problem(400, "Bad request", f"{told[:_TOLD]}; docs/endpoints.md has what is expected")
 
 
 def _problem(status: int, title: str, detail: str, **members: Any) -> JSONResponse:  # noqa: ANN401 - JSON
-    return JSONResponse(problem(status, title, detail, **members), status, media_type="application/problem+json")
+    return ProblemResponse(problem(status, title, detail, **members), status)
 
 
 def _begun(operation: Operation) -> JSONResponse:

@@ -142,7 +142,7 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
     An equal value of one that the sidecar decides is fine.
     """
     faults = [
-        f"{name} is {given[name]!r}, and the sidecar decides it ({value!r}); unset it"
+        f"{name} is {_shown(name, given[name])}, and the sidecar decides it ({value!r}); unset it"
         for name, value in decided.items()
         if name in given and given[name] != value
     ]
@@ -175,6 +175,12 @@ def check(given: Mapping[str, str], decided: Mapping[str, str], upstream: Upstre
         and (close := environment.nearest(name, known, _TYPO))
     ]
     return faults
+
+
+def _shown(name: str, value: str) -> str:
+    """Return a value as a fault may tell it: the URL of a database may have a password in it."""
+    hidden = name.endswith(environment.DATABASE_ENDINGS) and ("@" in value or "password" in value.lower())
+    return "another one" if hidden else repr(value)
 
 
 def _has_claude(upstream: Upstream) -> bool:

@@ -1,63 +1,71 @@
 """The control API's application: health for probes, metrics, and administration for whoever may."""
 
-import hmac
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response, Security
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from sidecar import __version__, administration_routes, probes
+from sidecar.administrators import MAY, Administrators
 from sidecar.asgi import problem
-from sidecar.control_listener import MARK, SOCKET
 from sidecar.metrics import CONTENT_TYPE, Metrics
 from sidecar.settings import Settings, masked
 from sidecar.status import Status
 
+_TITLES = {
+    400: "Bad request",
+    403: "Administration off",
+    404: "Not found",
+    405: "Method not allowed",
+    413: "Body too large",
+}
+_bearer = HTTPBearer(auto_error=False, description="The token of HINDSIGHT_SIDECAR_TOKEN; the socket needs none.")
 
-def _administrator(request: Request) -> None:
-    """Let through whoever could open the socket, or has the token.
+
+def _administrator(request: Request, _: Annotated[object, Security(_bearer)]) -> None:
+    """Make sure that `Administrators` let this one through. An endpoint that it does not look at is closed.
 
     Raises:
-        HTTPException: 401 for a missing or wrong token, 403 where administration is off.
+        HTTPException: 403.
 
     """
-    if request.scope.get(MARK) == SOCKET:
-        return
-    settings: Settings = request.app.state.settings
-    if settings.token is None:
-        raise HTTPException(
-            403,
-            "administration is off on this address; set HINDSIGHT_SIDECAR_TOKEN, or use the socket in the run directory, as `hindsight-sidecar status` does",
-        )
-    given = request.headers.getlist("authorization")
-    expected = f"Bearer {settings.token.get_secret_value()}".encode()
-    if len(given) != 1 or not hmac.compare_digest(given[0].encode("latin-1"), expected):
-        raise HTTPException(401, "send the token of HINDSIGHT_SIDECAR_TOKEN as `Authorization: Bearer <token>`")
+    if request.scope.get(MAY) is not True:
+        raise HTTPException(403, "this is for administrators alone")
 
 
 Administrator = Annotated[None, Depends(_administrator)]
 
 
+def _methods(request: Request) -> list[str]:
+    """Return every method that a request's path has: each of them is a route of its own, which knows its own alone."""
+    found = [
+        method
+        for method in ("DELETE", "GET", "POST", "PUT")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+    return sorted([*found, "HEAD"] if "GET" in found else found)
+
+
 def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
     """Return the control application."""
     app = FastAPI(title="hindsight-sidecar control", version=__version__, docs_url=None, redoc_url=None)
-    app.state.settings = settings
+    app.add_middleware(Administrators, settings=settings)
 
     @app.exception_handler(StarletteHTTPException)
-    def as_problem(_: Request, error: StarletteHTTPException) -> JSONResponse:
-        titles = {
-            400: "Bad request",
-            401: "Token needed",
-            403: "Administration off",
-            404: "Not found",
-            405: "Method not allowed",
-        }
-        body = problem(error.status_code, titles.get(error.status_code, "Refused"), str(error.detail))
+    def as_problem(request: Request, error: StarletteHTTPException) -> JSONResponse:
         headers = dict(error.headers or {})
-        if error.status_code == 401:  # noqa: PLR2004 - the HTTP status
-            headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(body, error.status_code, headers, media_type="application/problem+json")
+        if error.status_code == 405:  # noqa: PLR2004 - the HTTP status
+            headers["Allow"] = ", ".join(_methods(request))
+        body = problem(error.status_code, _TITLES.get(error.status_code, "Refused"), str(error.detail))
+        return administration_routes.ProblemResponse(body, error.status_code, headers)
+
+    @app.exception_handler(Exception)
+    def as_fault(_: Request, __: Exception) -> JSONResponse:  # `Faultless` has it in the log
+        body = problem(500, "Unexpected fault", "the log of the sidecar has the trace; this is a defect of it")
+        return administration_routes.ProblemResponse(body, 500)
 
     async def probe(request: Request) -> JSONResponse:
         code, body, headers = probes.answer(request.url.path, status)
@@ -75,7 +83,11 @@ def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
     async def show_metrics() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/v1/status", summary="Health and the settings in effect, secrets masked")
+    @app.get(
+        "/v1/status",
+        summary="Health and the settings in effect, secrets masked",
+        responses={status: administration_routes.RESPONSES[status] for status in (401, 403, 429)},
+    )
     async def show_status(_: Administrator) -> dict[str, Any]:
         return {"health": status.body(), "settings": masked(settings)}
 

@@ -49,12 +49,14 @@ class Marked:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and self._hosts is not None and not self._hosts.allows(scope["headers"]):
-            body = problem(421, "Foreign Host", "the Host header names none of this listener's addresses")
-            await send_json(send, 421, body)
+        if scope["type"] != "http":
+            return
+        if self._hosts is not None and (foreign := self._hosts.refusal(scope)) is not None:
+            body = problem(foreign.status, foreign.title, foreign.detail)
+            await send_json(send, foreign.status, body, head=scope["method"] == "HEAD")
             return
         scope[MARK] = self._listener
-        if scope["type"] == "http" and scope["method"] == "HEAD":
+        if scope["method"] == "HEAD":
             # Some probes ask with HEAD alone; FastAPI has no such routes.
             scope["method"], send = "GET", _without_body(send)
         await self._app(scope, receive, send)

@@ -11,11 +11,14 @@ from pydantic import SecretStr
 
 from sidecar import log
 from sidecar.asgi import Headers, Message, Receive, Scope, Send, problem, send_json
+from sidecar.attempts import Attempts
 from sidecar.hosts import AllowedHosts
 from sidecar.settings import Settings
 from sidecar.status import RETRY_AFTER, Status
 
 _CONNECT_TIMEOUT = 2.0  # seconds; it is on loopback
+_BODY_PAUSE = 60.0  # seconds between two pieces of a body
+_PATH_SHOWN = 200  # characters of a path, as it was sent, in a log line
 # Of one connection only, RFC 9110 section 7.6.1; `host` is made anew for the other one, with the same value.
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -32,6 +35,10 @@ _OPEN_PATHS = HEALTH_PATHS | VERSION_PATHS | {LIVE_PATH}
 
 class ClientGoneError(Exception):
     """The client closed its connection."""
+
+
+class StalledError(Exception):
+    """The client stopped in the middle of a body."""
 
 
 def _end_to_end(headers: Headers) -> Headers:
@@ -53,7 +60,8 @@ class Gateway:
     def __init__(self, settings: Settings, status: Status, count: Callable[[str], None]) -> None:
         self._status = status
         self._key: SecretStr | None = settings.api_key
-        self._hosts = AllowedHosts(settings.listen, settings.allowed_hosts)
+        self._attempts = Attempts(str(settings.listen))
+        self._hosts = AllowedHosts(settings.listen, settings.allowed_hosts, settings.allowed_origins)
         self._count = count
         self._log = log.get("gateway")
         self._timeout = settings.gateway_timeout
@@ -81,20 +89,16 @@ class Gateway:
             return
         headers: Headers = scope["headers"]
         head = scope["method"] == "HEAD"
-        if not self._hosts.allows(headers):
-            await self._refuse(send, "foreign-host", 421, problem(
-                421, "Foreign Host", "the Host header names none of this listener's addresses; address it as "
-                "127.0.0.1, or add the name to HINDSIGHT_SIDECAR_ALLOWED_HOSTS",
-            ), head=head)  # fmt: skip
+        if (foreign := self._hosts.refusal(scope)) is not None:
+            body = problem(foreign.status, foreign.title, foreign.detail)
+            await self._refuse(send, foreign.reason, foreign.status, body, head=head)
             return
         path = scope["path"]
         if path in _OPEN_PATHS and scope["method"] in ("GET", "HEAD"):
             await self._answer(path, send, head=head)
             return
         if not self._authorized(headers):
-            await self._refuse(send, "unauthorized", 401, problem(
-                401, "Key needed", "HINDSIGHT_SIDECAR_API_KEY is set here; send it as `Authorization: Bearer <key>`",
-            ), [(b"www-authenticate", b"Bearer")], head=head)  # fmt: skip
+            await self._refuse_unauthorized(send, headers, head=head)
             return
         if not self._status.ready:
             await self._refuse_for_now(send, head=head)
@@ -131,6 +135,17 @@ class Gateway:
         self._count(why)
         await send_json(send, status, body, headers, head=head)
 
+    async def _refuse_unauthorized(self, send: Send, headers: Headers, *, head: bool) -> None:
+        guessed = any(name == b"authorization" for name, _ in headers)
+        if guessed and (seconds := self._attempts.retry_after()) is not None:
+            await self._refuse(send, "too-many-attempts", 429, problem(
+                429, "Too many wrong keys", "the key is wrong, as many before it were; send that of HINDSIGHT_SIDECAR_API_KEY",
+            ), [(b"retry-after", str(seconds).encode())], head=head)  # fmt: skip
+            return
+        await self._refuse(send, "unauthorized", 401, problem(
+            401, "Key needed", "HINDSIGHT_SIDECAR_API_KEY is set here; send it as `Authorization: Bearer <key>`",
+        ), [(b"www-authenticate", b"Bearer")], head=head)  # fmt: skip
+
     async def _refuse_for_now(self, send: Send, *, head: bool) -> None:
         state = self._status.state
         body = problem(
@@ -146,7 +161,7 @@ class Gateway:
     async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _RequestBody(receive)
         request = self._request(scope, body)
-        work = asyncio.ensure_future(self._exchange(request, scope["path"], send))
+        work = asyncio.ensure_future(self._exchange(request, scope["raw_path"].decode("latin-1")[:_PATH_SHOWN], send))
         watch = asyncio.ensure_future(body.client_gone())
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -210,6 +225,10 @@ class Gateway:
                 ))  # fmt: skip
             else:
                 await self._refuse_failed(send, error)
+        except StalledError:
+            await self._refuse(send, "stalled", 408, problem(
+                408, "The body stopped", f"no piece of the body came for {_BODY_PAUSE:g} s; send it again",
+            ), [(b"connection", b"close")])  # fmt: skip
 
     async def _refuse_failed(self, send: Send, error: Exception) -> None:
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
@@ -231,7 +250,11 @@ class _RequestBody:
     async def stream(self) -> AsyncIterator[bytes]:
         more = True
         while more:
-            message: Message = await self._receive()
+            try:
+                async with asyncio.timeout(_BODY_PAUSE):
+                    message: Message = await self._receive()
+            except TimeoutError:
+                raise StalledError from None
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             more = message.get("more_body", False)

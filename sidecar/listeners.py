@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sidecar.asgi import App
 from sidecar.errors import SettingsError
+from sidecar.faultless import Faultless
 from sidecar.settings import Address, Settings
 
 _BACKLOG = 1024
 _ACCEPTS = 64  # connections taken up at once
-_HEADER_TIME = 20.0  # seconds for a first request; slow senders would otherwise use up every descriptor
 _TAKEN_PATIENCE = 3.0  # seconds
 _TAKEN_PAUSE = 0.05
 RUN_LOCK = "sidecar.lock"
@@ -127,25 +128,6 @@ def _no_signal_handlers() -> Iterator[None]:
     yield
 
 
-def _protocol() -> type[asyncio.Protocol]:
-    """Return uvicorn's h11 protocol, which bounds the size of headers, with a bound on their time as well."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol  # noqa: PLC0415
-
-    class Impatient(H11Protocol):
-        """Closes a connection whose first request has not come within `_HEADER_TIME`."""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(_HEADER_TIME, self._close_if_silent)
-
-        def _close_if_silent(self) -> None:
-            begun: object = self.cycle  # None before the first request, whatever uvicorn's annotation says
-            if begun is None and not self.transport.is_closing():
-                self.transport.close()
-
-    return Impatient
-
-
 class Server:
     """An ASGI application served on a bound socket, from its making until `end`.
 
@@ -154,13 +136,17 @@ class Server:
 
     """
 
-    def __init__(self, app: object, listener: socket.socket, *, grace: float) -> None:
-        """Begin to serve; what is under way at the end gets `grace` seconds."""
+    def __init__(self, app: App, listener: socket.socket, *, grace: float, connections: int | None = None) -> None:
+        """Begin to serve, at most so many connections; what is under way at the end gets `grace` seconds."""
         import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
 
+        from sidecar.connection import HEADERS_MAX, Connection, connections_allowed  # noqa: PLC0415 - the same
+
+        limit = connections or connections_allowed()
         config = uvicorn.Config(
-            app,  # type: ignore[arg-type]  # uvicorn's own protocol types are narrower than ASGI's
-            http=_protocol(),
+            Faultless(app),
+            http=type("Connection", (Connection,), {"limit": limit}),
+            h11_max_incomplete_event_size=HEADERS_MAX,
             # asyncio's accept loop logs once per place in the backlog when descriptors run out (CPython 3.11).
             backlog=_ACCEPTS,
             loop="asyncio",

@@ -24,7 +24,16 @@ from sidecar.status import Picture, Status
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "hindsight_sidecar"
 # Told as 0 from the beginning: of a series that begins with its first event, that event is no increase.
-REFUSALS = ("foreign-host", "unauthorized", "not-ready", "failed", "timeout")
+REFUSALS = (
+    "foreign-host",
+    "foreign-origin",
+    "unauthorized",
+    "too-many-attempts",
+    "not-ready",
+    "failed",
+    "timeout",
+    "stalled",
+)
 ENDS: dict[str, list[End]] = {
     "postgres": [end for end in End if end is not End.HUNG],
     "hindsight-api": [end for end in End if end not in (End.NO_SPACE, End.REINITIALIZED)],

@@ -52,7 +52,10 @@ class Binaries:
 
 
 def _run(program: Path, option: str) -> str:
-    return subprocess.run([str(program), option], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    argv = [str(program), option]
+    # An environment of its own, as all that we start has: ours holds secrets.
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10, env={"LC_ALL": "C"})
+    return done.stdout.strip()
 
 
 def inspect(bindir: Path) -> Binaries:

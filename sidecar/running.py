@@ -3,9 +3,11 @@
 import asyncio
 import sys
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from sidecar import api_environment, log
+from sidecar.asgi import App
 from sidecar.control_listener import SOCKET, TCP, Later, Marked, metrics_app
 from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
@@ -118,7 +120,7 @@ class Sidecar:
         settings, listeners = self._settings, self._listeners
         self._control = Later(self._status)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
-        served = [
+        served: list[tuple[App, socket]] = [
             (Metered(self._gateway, self._metrics), listeners.gateway),
             (Marked(self._control, TCP, hosts), listeners.control),
             (Marked(self._control, SOCKET, None), listeners.socket),

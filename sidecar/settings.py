@@ -19,6 +19,7 @@ from sidecar.schedule import Times
 SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path, less the terminating NUL
 _PORT_MAX = 65535
 _SENDABLE = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 
 
 class Address(NamedTuple):
@@ -133,6 +134,7 @@ class Settings(BaseSettings):
     source_token: Secret = None
     tenant_key: Secret = None
     allowed_hosts: Names = ()
+    allowed_origins: Names = ()
 
     pgdata: Path = Field(default=Path(paths.PGDATA), validation_alias="PGDATA")
     run_dir: Path = Path(paths.RUN_DIR)
@@ -187,6 +189,14 @@ class Settings(BaseSettings):
             raise ValueError("the secret is empty; set a value, or unset the variable")
         if value is not None and not _SENDABLE.fullmatch(value.get_secret_value()):
             raise ValueError("the secret has characters that no HTTP header can carry; use visible ASCII alone")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin; expected SCHEME://HOST[:PORT], without a path")
         return value
 
     @model_validator(mode="after")

@@ -31,6 +31,8 @@ def parse(url: str, password: str | None = None) -> Address:
     except psycopg.ProgrammingError as error:
         why = str(error).partition(': "')[0].strip()  # then what was seen, which may be the password
         raise RefusedError(f"the source cannot be read as a Postgres URL ({why}); {_EXPECTED}") from None
+    except UnicodeError:
+        raise RefusedError(f"the source's URL has bytes that are no text; {_EXPECTED}") from None
     others = sorted(set(found) - TAKEN)
     if others:
         raise RefusedError(
@@ -43,12 +45,25 @@ def parse(url: str, password: str | None = None) -> Address:
         raise RefusedError(
             f"the source's host {found['host']!r} is a socket of this machine; expected a host name or an address"
         )
+    if not all(map(_can_be_host, found["host"].split(","))):
+        raise RefusedError(f"the source's host {found['host'][:60]!r} can be no host name or address; {_EXPECTED}")
+    if not all(value.isprintable() for name, value in found.items() if name != "password"):
+        raise RefusedError(f"the source's URL has control characters; {_EXPECTED}")
     if not all(port.isdecimal() for port in found.get("port", "").split(",") if port):
         # Nothing of it is shown: it may be what follows a colon in a password.
         raise RefusedError(f"the source's port is no number; {_EXPECTED}, with a password's special characters as %XX")
     inside = found.pop("password", None)
     given = password or inside
     return Address({**found, "passfile": _NO_PASSFILE}, {"PGPASSWORD": given} if given else {})
+
+
+def _can_be_host(host: str) -> bool:
+    """Tell whether a resolver can be asked for it: it raises what is no error of a connection otherwise."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable()
 
 
 def shown(address: Address) -> str:

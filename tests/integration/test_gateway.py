@@ -493,11 +493,11 @@ def test_other_methods_are_hindsights_to_answer(
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "GET"])
-def test_another_origin_gets_hindsights_own_answer(
+def test_a_page_of_our_own_origin_gets_hindsights_own_answer(
     clean: RunningSidecar, gateway: RecordedGateway, method: str
 ) -> None:
     asked = [
-        (b"origin", b"http://elsewhere.example"),
+        (b"origin", b"http://127.0.0.1:8888"),
         (b"access-control-request-method", b"POST"),
         (b"access-control-request-headers", b"content-type"),
     ]

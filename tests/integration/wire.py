@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import h11
@@ -181,6 +182,41 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reco
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
+
+
+@contextlib.contextmanager
+def relayed(path: Path) -> Iterator[int]:
+    """Have a port of loopback that leads to a Unix socket, for clients that know of none."""
+    loop = asyncio.new_event_loop()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(path)
+        try:
+            await asyncio.gather(_pump(reader, inner_writer, bytearray()), _pump(inner_reader, writer, bytearray()))
+        finally:
+            writer.close()
+            inner_writer.close()
+
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, name="relay")
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+
+        async def end() -> None:
+            server.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others)
+            await asyncio.sleep(0)  # in which what was closed is let go
+
+        asyncio.run_coroutine_threadsafe(end(), loop).result(TIMEOUT)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT)
+        loop.close()
 
 
 @dataclass(frozen=True)

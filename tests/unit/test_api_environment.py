@@ -90,6 +90,14 @@ def test_an_equal_value_is_fine(environment: Environment, made: model.Model) -> 
     assert env[f"{A}PORT"] == "8887"
 
 
+@pytest.mark.parametrize("url", ["postgresql://u:sesame@db/x", "postgresql://db/x?password=sesame", "PASSWORD=sesame"])
+def test_the_password_of_a_database_that_is_refused_is_not_told(url: str, environment: Environment) -> None:
+    for name in ("DATABASE_URL", "READ_DATABASE_URL"):
+        [sentence] = faults(environment, {f"HINDSIGHT_API_{name}": url})
+        assert sentence.startswith(f"HINDSIGHT_API_{name} is ")
+        assert "sesame" not in sentence
+
+
 def test_another_value_is_refused_by_name_and_all_at_once(environment: Environment, made: model.Model) -> None:
     decided = owned(Settings(), made)
     told = faults(environment, dict.fromkeys(decided, "other"))

@@ -231,7 +231,18 @@ def test_what_is_not_there_is_a_problem(client: Client) -> None:
     problem(client().get("/docs"), 404)
     answer = client().post("/health")
     problem(answer, 405)
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+def test_every_method_of_a_path_is_told_to_whoever_tries_another(client: Client) -> None:
+    for path, expected in (
+        ("/v1/dumps", "GET, HEAD, POST"),
+        ("/v1/restores", "POST, PUT"),
+        ("/v1/dumps/x", "DELETE, GET, HEAD"),
+    ):
+        answer = client(control_listener.SOCKET).patch(path)
+        problem(answer, 405)
+        assert answer.headers["allow"] == expected
 
 
 def test_the_listener_for_metrics_serves_them_and_nothing_else(status: Status) -> None:
@@ -244,3 +255,21 @@ def test_the_listener_for_metrics_serves_them_and_nothing_else(status: Status) -
     assert head.text == ""
     for path in ("/health", "/v1/status", "/"):
         problem(client.get(path), 404)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"database":"\\udcff"}',
+        b'{"\\ud800":1}',
+        b'{"' + b"x" * 10_000 + b'":1}',
+        b'"\\udcff"',
+        b'{"database":"' + b"x" * 10_000 + b'\\udcff"}',
+        b"[" * 20_000,
+    ],
+)
+def test_a_body_that_no_answer_could_repeat_is_refused_all_the_same(body: bytes, client: Client) -> None:
+    json = {"content-type": "application/json"}
+    for path in ("/v1/rollback", "/v1/adoption", "/v1/restores", "/v1/migrations", "/v1/dumps"):
+        answer = client(control_listener.SOCKET).post(path, content=body, headers=json)
+        assert len(problem(answer, 400)["detail"]) < 1000

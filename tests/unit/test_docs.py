@@ -21,6 +21,7 @@ from bake.image import slim
 from sidecar import api_environment, commands, control, gateway, machine, metrics, model, probe, serve
 from sidecar.backoff import End
 from sidecar.errors import Reason
+from sidecar.hosts import FOREIGN_HOST, FOREIGN_ORIGIN
 from sidecar.kinds import Kind, Outcome
 from sidecar.machine import LABELS, Phase, Server, State, Subject, World
 from sidecar.metrics import Metrics
@@ -33,7 +34,16 @@ from sidecar.upstream import Upstream
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["settings.md", "endpoints.md", "commands.md", "migrating.md", "metrics.md", "events.md", "troubleshooting.md"]
+PAGES = [
+    "settings.md",
+    "endpoints.md",
+    "commands.md",
+    "migrating.md",
+    "metrics.md",
+    "events.md",
+    "troubleshooting.md",
+    "security.md",
+]
 
 
 def text(page: str) -> str:
@@ -230,7 +240,7 @@ def refusals() -> set[Any]:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "_refuse"
         and isinstance(node.args[1], ast.Constant)
-    }
+    } | {FOREIGN_HOST.reason, FOREIGN_ORIGIN.reason}
 
 
 def test_every_refusal_of_the_gateway_is_documented() -> None:
@@ -488,6 +498,23 @@ def test_alerts_have_names_of_their_own() -> None:
     names = [rule["alert"] for rule in alerts()]
     assert len(set(names)) == len(names) > 10
     assert all(name.startswith("HindsightSidecar") for name in names)
+
+
+# security.md ---------------------------------------------------------------------------------------------------
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    tests = Path(__file__).parents[1]
+    table = [row for row in rows(text("security.md")) if "::" in row[-1]]
+    assert len(table) > 12
+    for promise, named in table:
+        assert quoted(named), promise
+        for one in quoted(named):
+            module, _, function = one.partition("::")
+            found = [
+                path for path in tests.glob(f"*/{module}") if f"\ndef {function}(" in path.read_text(encoding="utf-8")
+            ]
+            assert len(found) == 1, one
 
 
 # All pages -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import hmac
 import json
 import socket
 from collections import Counter
@@ -11,7 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
+import structlog
 
+from sidecar import gateway
+from sidecar.attempts import BURST
 from sidecar.gateway import Gateway
 from sidecar.listeners import Server, bind_tcp
 from sidecar.machine import Phase, State
@@ -150,20 +154,20 @@ async def rig(*, with_upstream: bool = True, **changes: Any) -> AsyncIterator[Ri
     settings = Settings(api_listen=upstream_address, **changes)
     status = Status()
     refusals: Counter[str] = Counter()
-    gateway = Gateway(settings, status, lambda reason: refusals.update([reason]))
-    made = Rig(status, settings, gateway, listener.getsockname()[1], refusals=refusals)
+    served = Gateway(settings, status, lambda reason: refusals.update([reason]))
+    made = Rig(status, settings, served, listener.getsockname()[1], refusals=refusals)
     status.update(
         state=READY,
         postgres={"state": "up"},
         upstream_version={"api_version": "1.1.0", "features": {"mcp": True}},
     )
-    serving = Server(gateway, listener, grace=1.0)
+    serving = Server(served, listener, grace=1.0)
     server = await asyncio.start_server(made.upstream, *upstream_address) if with_upstream else None
     try:
         yield made
     finally:
         await serving.end()
-        await gateway.close()
+        await served.close()
         if server is not None:
             server.close()
             await server.wait_closed()
@@ -691,6 +695,121 @@ def test_probes_need_no_key_and_calls_pass_with_it() -> None:
             assert len(it.seen) == 1
 
     run(work())
+
+
+def test_the_key_is_compared_in_constant_time_and_in_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: not compared.append(both))
+
+    async def work() -> None:
+        async with rig(api_key=KEY) as it:
+            assert (await it.call("GET /x\nauthorization: Bearer wrong")).status == 200
+        assert compared == [(b"Bearer wrong", f"Bearer {KEY}".encode())]
+
+    run(work())
+
+
+def test_too_many_wrong_keys_are_told_so_and_the_right_one_still_passes() -> None:
+    async def work() -> None:
+        async with rig(api_key=KEY) as it:
+            for _ in range(BURST):
+                assert (await it.call("GET /x\nauthorization: Bearer wrong")).status == 401
+            while (refused := await it.call("GET /x\nauthorization: Bearer wrong")).status == 401:
+                pass  # as many as time gave
+            assert refused.status == 429
+            assert refused.all(b"retry-after") == [b"1"]
+            assert KEY.encode() not in refused.body
+            assert (await it.call("GET /x")).status == 401, "no key is no guess"
+            assert (await it.call(f"GET /x\nauthorization: Bearer {KEY}")).status == 200
+            assert (await it.call("GET /health\nauthorization: Bearer wrong")).status == 200
+            assert it.refusals["too-many-attempts"] == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/default/banks", "/openapi.json"])
+@pytest.mark.parametrize(
+    "page", ["origin: http://evil.example", "origin: null", "sec-fetch-site: cross-site", "sec-fetch-site: same-site"]
+)
+def test_a_page_of_another_origin_gets_nothing(path: str, page: str) -> None:
+    async def work() -> None:
+        async with rig() as it:
+            for request in (f"GET {path}", f"OPTIONS {path}\naccess-control-request-method: DELETE",
+                            f"POST {path}\ncontent-type: text/plain\ncontent-length: 2"):  # fmt: skip
+                answer = await it.call(f"{request}\n{page}", b"{}" if "content-length" in request else b"")
+                assert answer.status == 403
+                assert answer.json()["title"] == "Foreign Origin"
+                assert not [name for name, _ in answer.headers if name.lower().startswith(b"access-control")]
+            assert not it.seen
+            assert it.refusals == {"foreign-origin": 3}
+
+    run(work())
+
+
+def test_our_own_pages_and_allowed_ones_pass() -> None:
+    async def work() -> None:
+        async with rig(allowed_origins=("http://localhost:6274",)) as it:
+            for origin in ("http://127.0.0.1:8888", "http://localhost:6274"):
+                assert (await it.call(f"GET /x\norigin: {origin}")).status == 200
+            assert [seen.all(b"origin") for seen in it.seen] == [[b"http://127.0.0.1:8888"], [b"http://localhost:6274"]]
+
+    run(work())
+
+
+def test_a_target_that_names_another_host_is_refused_whatever_the_header_says() -> None:
+    async def work() -> None:
+        async with rig() as it:
+            assert (await it.call("GET http://evil.example/v1/default/banks")).status == 421
+            assert (await it.call("CONNECT evil.example:443")).status == 421
+            assert not it.seen
+            assert (await it.call("GET http://127.0.0.1:8888/v1/default/banks")).status == 200
+            assert it.seen[0].target == b"http://127.0.0.1:8888/v1/default/banks"
+
+    run(work())
+
+
+def test_a_body_that_stops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "_BODY_PAUSE", 0.2)
+
+    async def work() -> None:
+        ended = asyncio.Event()
+
+        async def answer(_: Message, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+            assert await reader.read() == b"ab"
+            ended.set()
+
+        async with rig() as it:
+            it.answer = answer
+            refused = await it.call("POST /x\ncontent-length: 3", b"ab")
+            assert refused.status == 408
+            assert refused.all(b"connection") == [b"close"]
+            await ended.wait()
+            assert it.refusals == {"stalled": 1}
+            assert not it.gateway.in_flight
+
+    run(work())
+
+
+def test_a_client_that_closed_its_own_direction_gets_its_answer() -> None:
+    async def work() -> None:
+        async with rig() as it, it.connection() as (reader, writer):
+            writer.write(b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nhi")
+            writer.write_eof()
+            assert (await read_message(reader)).body == b"ok"
+            assert await reader.read() == b""
+
+    run(work())
+
+
+def test_a_path_is_logged_as_it_was_sent_and_not_at_any_length() -> None:
+    async def work() -> None:
+        async with rig(with_upstream=False) as it:
+            await it.call("GET /%0aforged%1b[2J?secret=1" + "x" * 5000)
+            await it.call("GET /" + "x" * 5000)
+
+    with structlog.testing.capture_logs() as lines:
+        run(work())
+    assert [line["path"] for line in lines] == ["/%0aforged%1b[2J", "/" + "x" * 199]
 
 
 def test_a_websocket_is_refused() -> None:

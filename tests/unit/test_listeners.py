@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import listeners
+from sidecar import connection, listeners
 from sidecar.errors import SettingsError
 from sidecar.listeners import Listeners, bind_tcp, bind_unix, lock_run_dir
 from sidecar.settings import Address, Settings
@@ -116,7 +116,7 @@ def test_a_directory_in_place_of_its_files_is_a_fault_of_the_settings(name: str,
 
 
 def test_a_connection_that_sends_half_a_header_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "_HEADER_TIME", 0.2)
+    monkeypatch.setattr(connection, "REQUEST_TIME", 0.2)
 
     async def work() -> bytes:
         listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", _free()))

@@ -75,3 +75,16 @@ def test_what_is_refused(url: str, told: str) -> None:
 def test_hostaddr_does_not_get_around_it() -> None:
     with pytest.raises(RefusedError, match="sets hostaddr"):
         parse("postgresql://anna@db.example/memories?hostaddr=127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["..", "a..b", "x" * 64, "x" * 10_000, "a%0ab", "a%1bb", "%ff", "good,a..b"])
+def test_a_host_that_no_resolver_can_be_asked_for_is_refused(host: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        parse(f"postgresql://anna@{host}/memories")
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_control_characters_in_names_are_refused() -> None:
+    with pytest.raises(RefusedError, match="control characters"):
+        parse("postgresql://an%0ana@db/memories")

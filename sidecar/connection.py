@@ -1,0 +1,147 @@
+"""One client's connection: how long it may keep us waiting, how many there may be, and what is answered to what is no HTTP."""
+
+import asyncio
+import json
+import resource
+import sys
+from http import HTTPStatus
+from typing import ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sidecar.asgi import Receive, Scope, Send, problem, send_json
+from sidecar.status import RETRY_AFTER
+
+REQUEST_TIME = 20.0  # seconds for a request's headers, and for what comes of its body after the answer
+ONE_WAY_TIME = 5.0  # seconds in which a client that closed its own direction still gets answers
+HEADERS_MAX = 16384  # bytes
+_OURS = 96  # descriptors for everything else that the sidecar has open
+_SHARES = 4  # the gateway's clients, its connections to hindsight-api, and the two addresses of the control API
+_MOST, _LEAST = 1024, 8
+
+
+def connections_allowed() -> int:
+    """Return how many connections one listener may have, so that all of them together leave descriptors for the rest."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return _MOST
+    return max(_LEAST, min(_MOST, (descriptors - _OURS) // _SHARES))
+
+
+class Connection(H11Protocol):
+    """Uvicorn's h11 protocol, with a bound on what a client can make us wait for and hold.
+
+    Attributes:
+        limit: connections of one listener; one more takes the place of the one that we have waited for longest.
+
+    """
+
+    limit: ClassVar[int] = _MOST
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take up a connection."""
+        super().connection_made(transport)
+        self._heard = self.loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._one_way = False
+        if len(self.connections) > self.limit:
+            self._make_room()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Take up what came."""
+        self._heard = self.loop.time()
+        super().data_received(data)
+        self._watch()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Stay open for the answer where the whole request has come: the client closed its own direction alone, perhaps.
+
+        A client that is gone altogether looks just the same, so the answer has to come within `ONE_WAY_TIME`.
+        """
+        if self._between_requests or self.conn.their_state is not h11.DONE:
+            return False
+        if not self._one_way:
+            self._one_way = True
+            self.loop.call_later(ONE_WAY_TIME, self._close)
+        return True
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, if there can be one."""
+        super().on_response_complete()
+        if self._one_way and self._between_requests:
+            self.transport.close()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or more of it than is taken, and close."""
+        error = sys.exception()
+        status = HTTPStatus(error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400)
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way, and cannot be taken back
+            self.transport.close()
+            return
+        why = (
+            f"a request's headers may have {HEADERS_MAX // 1024} KiB; send shorter ones"
+            if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            else f"this is no request of HTTP/1.1 ({error or msg}); check what the client sends"
+        )
+        body = json.dumps(problem(status, status.phrase, why)).encode()
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    @property
+    def _between_requests(self) -> bool:
+        cycle: object = self.cycle  # None before the first request, whatever uvicorn's annotation says
+        return cycle is None or self.cycle.response_complete
+
+    @property
+    def _waits_for_client(self) -> bool:
+        """Whether the next thing to happen is the client's."""
+        return self._between_requests or (self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused)
+
+    def _make_room(self) -> None:
+        others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+        if len(others) <= self.limit:
+            return
+        waiting = [one for one in others if one is not self and one._waits_for_client]  # noqa: SLF001 - our own kind
+        if waiting:
+            min(waiting, key=lambda one: one._heard).transport.close()  # noqa: SLF001
+        else:
+            self.app = _too_many
+
+    def _watch(self) -> None:
+        """Bound the time for what we wait for now. Between whole requests uvicorn's own bound holds."""
+        cycle: object = self.cycle
+        begun = cycle is None or bool(self.conn.trailing_data[0]) or self.conn.their_state is h11.SEND_BODY
+        if self.transport.is_closing() or not self._between_requests or not begun:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(REQUEST_TIME, self._close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+async def _too_many(scope: Scope, _: Receive, send: Send) -> None:
+    body = problem(503, "Too many connections", "every connection of this address is in use; close some, and try again")
+    headers = [(b"retry-after", str(RETRY_AFTER).encode()), (b"connection", b"close")]
+    await send_json(send, 503, body, headers, head=scope["method"] == "HEAD")
