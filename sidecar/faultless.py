@@ -31,7 +31,9 @@ class Faultless:
         except Exception:
             if started and not ended:
                 raise
-            self._log.exception("a request met an unexpected fault", method=scope.get("method"), path=repr(scope.get("path")))
+            self._log.exception(
+                "a request met an unexpected fault", method=scope.get("method"), path=repr(scope.get("path"))
+            )
             if not started and scope["type"] == "http":
                 body = problem(500, "Unexpected fault", "the log of the sidecar has the trace; this is a defect of it")
                 await send_json(send, 500, body, [(b"connection", b"close")], head=scope["method"] == "HEAD")
