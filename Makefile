@@ -167,9 +167,9 @@ bench-migrate: dev-env api-env stand-in ## Measure dumps and restores beside pg_
 # Every fault at every moment, and what of the acknowledged memories is there afterwards (docs/reliability.md).
 BUDGET ?= 3h
 .PHONY: torture
-torture: setup image-for-tests ## Kill, stop, hang and fill everything, within a BUDGET of time (ONLY=text, ROUNDS, SEED, JSON=file)
+torture: setup image-for-tests ## Kill, stop, hang and fill everything, within a BUDGET of time (ONLY=text, ROUNDS, SEED, SHORT=1, JSON=file)
 	@$(pytest_environment) PYTHONPATH=.:tests/integration:tests/image:tests/torture '$(DEV)/bin/python' -P -u tests/torture/torture.py \
-	    --budget '$(BUDGET)' $(if $(ONLY),--only '$(ONLY)') $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SEED),--seed '$(SEED)') \
+	    --budget '$(BUDGET)' $(if $(ONLY),--only '$(ONLY)') $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SEED),--seed '$(SEED)') $(if $(SHORT),--short) \
 	    $(if $(JSON),--json '$(JSON)')
 
 # Two workers, a file of tests each; then those that take a time, with nothing beside them.
