@@ -19,6 +19,7 @@ from sidecar.errors import RefusedError, VerificationError
 from sidecar.operations import Operation
 from sidecar.programs import Programs
 from sidecar.sizing import MIB, Machine
+from sidecar.threads import off_loop
 from sidecar.verification import Comparison
 
 STAGING = "hindsight_staging_"  # prefix of a database that is being filled; dropped at the next start
@@ -68,7 +69,7 @@ async def preflight(
         RefusedError: it cannot be loaded here; the sentence says why.
 
     """
-    header = dump_file.read_header(file)
+    header = await off_loop(dump_file.read_header, file)
     local = programs.binaries.major
     newest = max(header.server_major, header.pg_dump_major)
     if newest > local:

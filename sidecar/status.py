@@ -25,6 +25,7 @@ class Picture:
         postgres, api: what is known of each, with pid, restarts and the last fault.
         versions: of every part, as far as known.
         model: identity of the model in use, None where its manifest cannot be read.
+        volume: whether its file system answers, and what is free on it.
         memory_count: rows in memory_units over all tenants, None before the first count.
         upstream_version: the body of hindsight-api's own `/version`, from the running one or worked out before.
         ever_ready: whether this start was ready once.
@@ -42,6 +43,7 @@ class Picture:
     versions: dict[str, str | None] = field(default_factory=dict)
     model: dict[str, Any] | None = None
     memory_count: int | None = None
+    volume: dict[str, Any] = field(default_factory=dict)
     upstream_version: dict[str, Any] = field(default_factory=dict)
     ever_ready: bool = False
     pgdata: str = ""
@@ -99,6 +101,7 @@ class Status:
             "stand_in": bool(picture.model and picture.model["stand_in"]),
             "memory_count": picture.memory_count,
             "pgdata": picture.pgdata,
+            "volume": picture.volume,
             "origin": picture.origin,
             "dumps": picture.dumps and picture.dumps.to_json(),
         }
