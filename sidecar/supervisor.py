@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -350,15 +351,16 @@ class Supervisor:
             self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
 
     async def _end(self) -> Stop:
+        began = time.monotonic()
         self.world.stopping = True
-        self._publish(time.monotonic())
+        self._publish(began)
         await self._end_operation()
         self._postgres.stop_watching()
         self._api.stop_watching()
         stop = await stop_children(
             self._api.child,
             self._postgres.child,
-            self._settings.stop_grace,
+            self._settings.stop_grace - (time.monotonic() - began),
             checkpoint=self._postgres.checkpoint,
             shut_down=self._postgres.is_shut_down,
             tell=self._log.info,
@@ -366,10 +368,11 @@ class Supervisor:
         await self._api.close()
         if self._watching_volume is not None:
             self._watching_volume.cancel()
-        with contextlib.suppress(TimeoutError):  # the end of the process gives it back as well
-            async with asyncio.timeout(_RELEASE_PATIENCE):
-                await off_loop(self._lock.release)
-        return stop
+        if self._volume.fault is None:  # the end of the process gives it back as well
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RELEASE_PATIENCE):
+                    await off_loop(self._lock.release)
+        return replace(stop, seconds=time.monotonic() - began)
 
 
 def _take_no_notice(work: "asyncio.Future[None]") -> None:
