@@ -51,6 +51,7 @@ def administer(sidecar: RunningSidecar, method: str, path: str) -> Answer:
 def test_it_is_told_and_over_without_help(hanging: tuple[RunningSidecar, int]) -> None:
     sidecar, server = hanging
     before = sidecar.health()["components"]
+    assert administer(sidecar, "POST", "/v1/dumps").status == 202
     with Alive(sidecar) as alive:
         with stopped([server]) as since:
             detail = wait_told(sidecar, since, "volume")
@@ -58,7 +59,6 @@ def test_it_is_told_and_over_without_help(hanging: tuple[RunningSidecar, int]) -
             assert sidecar.health()["volume"]["state"] == "unresponsive"
             with pytest.raises(TimeoutError):  # what looks at the volume waits for it, alone
                 administer(sidecar, "GET", "/v1/dumps")
-            assert administer(sidecar, "POST", "/v1/dumps").status == 202
             refused = sidecar.memory("/banks/hung/memories/recall", "POST", {"query": "oak"}, timeout=2)
             assert refused.status == 503
             assert refused.json()["subject"] == "volume"
@@ -79,6 +79,7 @@ def last_operation(sidecar: RunningSidecar) -> dict[str, Any]:
 
 def test_it_can_be_stopped_and_started_meanwhile(hanging: tuple[RunningSidecar, int]) -> None:
     sidecar, server = hanging
+    sidecar.wait_ready(30)
     with stopped([server]) as since:
         wait_told(sidecar, since, "volume")
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,9 +112,12 @@ def test_the_children_of_a_process_and_their_end() -> None:
     with subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
+        deadline = time.monotonic() + 20
+        while title(child) != "sleep 60":  # it was forked, and becomes another program in a moment
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         found = children(parent.pid)
         assert [one.pid for one in found] == [child]
-        assert title(child) == "sleep 60"
         kill([replace(found[0], started=found[0].started - 1)])  # by that number another one, long gone
         assert member(child) == found[0]
         kill(found)
