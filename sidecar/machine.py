@@ -192,6 +192,8 @@ def _decide_postgres(world: World, now: float) -> Decision:
 
 def _decide_api(world: World, now: float, api_hung_after: float) -> Decision:
     if world.api is Server.DOWN:
+        if world.no_space is not None:
+            return Decision(Step.WAIT)  # it would load its model and end, again and again
         due = _due(world.api_restarts, now)
         return Decision(Step.WAIT, due) if now < due else Decision(Step.START_API)
     if world.api is Server.UNRESPONSIVE and world.api_unresponsive_since is not None:

@@ -19,6 +19,7 @@ from sidecar import (
     log,
     machine,
     model,
+    staging,
     swapping,
     upstream,
     users,
@@ -84,6 +85,7 @@ class Supervisor:
         self._lock = volume.VolumeLock(settings.volume)
         self._blocked_since: float | None = None
         self._told = time.monotonic()
+        self._dropping: asyncio.Task[None] | None = None
         home = settings.run_dir / "home"
         home.mkdir(mode=0o700, exist_ok=True)
         self._identity = users.identity_environment(settings.run_dir, home)
@@ -119,6 +121,7 @@ class Supervisor:
                 self._changed.clear()
                 self._observe()
                 self._look_at_schedule()
+                self._look_at_leftovers()
                 await self._maintenance.tell_looked()
                 now = time.monotonic()
                 decision = machine.decide(self.world, now, api_hung_after=self._settings.api_hung_after)
@@ -153,10 +156,13 @@ class Supervisor:
             tell = self._log.warning if world.postgres_wanted else self._log.info
             tell("postgres ended", pid=ended.pid, status=ended.returncode)
             world.postgres_ended()
-            if world.postgres_wanted:
-                world.postgres_restarts.record(now)
-            if (no_space := self._postgres.no_space(ended)) is not None:
+            no_space = self._postgres.no_space(ended)
+            if no_space is not None:
                 self._fault(no_space)
+            if world.postgres_wanted and no_space is None:
+                world.postgres_restarts.record(now)
+            elif world.postgres_wanted:
+                world.postgres_restarts.record_excused()
         if (ended := self._api.forget()) is not None:
             tell = self._log.warning if world.api_wanted else self._log.info
             tell("hindsight-api ended", pid=ended.pid, status=ended.returncode)
@@ -211,6 +217,10 @@ class Supervisor:
         # Whoever began an operation, such as an adoption, is about to mend it.
         waits = state.phase is Phase.BLOCKED and not self.administration.busy
         self._blocked_since = (self._blocked_since or now) if waits else None
+
+    def _look_at_leftovers(self) -> None:
+        if staging.left and self._status.ready and (self._dropping is None or self._dropping.done()):
+            self._dropping = asyncio.create_task(staging.drop_left(self._settings.run_dir))
 
     def _look_at_schedule(self) -> None:
         if self._scheduler is not None:
@@ -355,6 +365,8 @@ class Supervisor:
         self.world.stopping = True
         self._publish(began)
         await self._end_operation()
+        if self._dropping is not None:
+            self._dropping.cancel()
         self._postgres.stop_watching()
         self._api.stop_watching()
         stop = await stop_children(

@@ -9,6 +9,7 @@ import made
 import pytest
 from faults import Alive, needs_fuse, on_a_volume_that_can_hang, processes_of, resume, stopped, wait_told
 from harness import Answer, RunningSidecar, call, reachable_directory, store_as_they_are, wait_for
+from postgres_server import UNPRIVILEGED
 
 from sidecar.probe import SocketConnection
 
@@ -86,8 +87,9 @@ def test_it_can_be_stopped_and_started_meanwhile(hanging: tuple[RunningSidecar, 
         assert sidecar.stop() == 4, "Postgres could not be shut down in order"
         assert time.monotonic() - began < STOP_GRACE + 3
         wait_for(lambda: not processes_of(sidecar), 5, "nothing left")
-        sidecar.start()
-        wait_for(lambda: "starting(volume)" in sidecar.log_text().rpartition("sidecar started")[2], 20, "the start")
+        # Root would look at it for whom to become, before there is anything to answer.
+        sidecar.start(["/usr/bin/setpriv", *UNPRIVILEGED])
+        sidecar.wait_state("starting(volume)")
         with Alive(sidecar) as alive:
             body = wait_for(
                 lambda: body if (body := sidecar.health())["detail"] else None, 10, "what the start waits for"
@@ -96,7 +98,7 @@ def test_it_can_be_stopped_and_started_meanwhile(hanging: tuple[RunningSidecar, 
         alive.check()
         assert call(sidecar.control_port, "/startupz").status == 503
         assert sidecar.stop() == 0
-        sidecar.start()
+        sidecar.start(["/usr/bin/setpriv", *UNPRIVILEGED])
         wait_for(lambda: sidecar.health_status() == 503, 20, "an answer")
         resume([server])
         sidecar.wait_ready()

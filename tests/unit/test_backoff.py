@@ -88,3 +88,12 @@ def test_a_loop_stays_a_loop_while_every_try_of_it_ends(pause: float) -> None:
     for number in range(1, 30):
         restarts.record(number * pause)
         assert restarts.looping(number * pause)
+
+
+def test_an_end_for_a_cause_that_is_told_makes_no_crash_loop() -> None:
+    restarts = Restarts()
+    for _ in range(20):
+        restarts.record_excused()
+    assert restarts.total == 20
+    assert restarts.due(5.0) == 5.0
+    assert not restarts.looping(5.0)

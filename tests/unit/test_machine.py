@@ -425,3 +425,10 @@ def test_nothing_is_begun_on_a_volume_that_hangs() -> None:
     world.stopping = True
     world.see_volume("it hangs")
     assert look(world, 0.0).step is Step.STOP
+
+
+def test_hindsight_api_is_not_started_where_postgres_finds_no_space() -> None:
+    world = complete(api=Server.DOWN, no_space="0 MiB free")
+    assert look(world, 0.0).step is Step.WAIT
+    world.no_space = None
+    assert look(world, 0.0).step is Step.START_API
