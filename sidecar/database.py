@@ -78,16 +78,6 @@ async def holder_of_memories(connection: Connection) -> int | None:
     return int(str(row["pid"])) if row else None
 
 
-async def log_flush(connection: Connection) -> tuple[str, bool]:
-    """Return how far Postgres' log has come to the disk, and whether a session of ours or hindsight-api's waits for more."""
-    rows = await connection.execute(
-        "SELECT pg_current_wal_flush_lsn()::text AS flushed, EXISTS (SELECT FROM pg_stat_activity "
-        "WHERE wait_event_type IN ('IO', 'LWLock') AND wait_event ILIKE 'wal%') AS waits"
-    )
-    row = await rows.fetchone()
-    return ("", False) if row is None else (str(row["flushed"]), bool(row["waits"]))
-
-
 async def alembic_revisions(connection: Connection) -> dict[str, list[str]]:
     """Return the schema revisions of every schema that has any."""
     rows = await connection.execute(

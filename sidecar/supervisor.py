@@ -177,7 +177,7 @@ class Supervisor:
     def _look(self, now: float) -> None:
         """Take what the watches tell, also in the middle of a step."""
         world = self.world
-        world.see_volume(self._volume.fault or self._postgres.watch.stalled)
+        world.see_volume(self._volume.fault)
         if self._postgres.child is not None:
             world.see_postgres(self._postgres.watch.server)
             recovery = self._postgres.watch.recovery

@@ -20,7 +20,6 @@ TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
 # Counting takes time that grows with the memories, so it is done the more rarely the longer it took.
 _COUNT_SHARE = 50
 NO_SPACE = "No space left on device"
-_STALLED = 1.5  # seconds without a byte more on the disk, while somebody waits for it; told within 3 s
 _LOCK_TIMEOUT = 1.0  # seconds for a lock on the memories; less than `TIMEOUT`, so that it is not taken for a hang
 
 
@@ -71,7 +70,6 @@ class PostgresWatch(Watch):
         dimension: of the stored embeddings, None while there is no table.
         no_space_at: monotonic seconds of the last time that Postgres said it found no space, None where it did not.
         recovery: of this start, None where there is none.
-        stalled: why nothing can be stored, as the disk takes nothing; None where it does.
         locked: why the memories cannot even be counted, as one sentence; None where they can.
         postmaster: its pid, None where none runs.
 
@@ -83,8 +81,6 @@ class PostgresWatch(Watch):
         self._pgdata = pgdata
         self._measuring: asyncio.Task[int | None] | None = None
         self.recovery: Recovery | None = None
-        self.stalled: str | None = None
-        self._flush: tuple[str, float] | None = None  # how far the log was when a session began to wait, and since when
         self.locked: str | None = None
         self.postmaster: int | None = None
         self._connection: database.Connection | None = None
@@ -143,24 +139,8 @@ class PostgresWatch(Watch):
             if self._measuring is not None:
                 self._measuring.cancel()
 
-    async def _look_at_log(self, connection: database.Connection) -> None:
-        """See a disk that takes no more, though it can still be read and asked: a memory is stored once the log is on it."""
-        flushed, waits = await database.log_flush(connection)
-        now = time.monotonic()
-        if not waits:
-            self._flush = None
-        elif self._flush is None or self._flush[0] != flushed:
-            self._flush = (flushed, now)
-        stalled = self._flush is not None and now - self._flush[1] >= _STALLED
-        self.stalled = (
-            f"Postgres has waited for {_STALLED:g} s and more for its log to come to the disk; look at the volume's disk, or at "
-            "what it is mounted from"
-            if stalled
-            else None
-        )
-
     def _forget(self) -> None:
-        self.recovery = self.locked = self.stalled = self._flush = self._measuring = None
+        self.recovery = self.locked = self._measuring = None
 
     def end(self) -> None:
         """Note that there is nothing to look at any more."""
@@ -199,12 +179,11 @@ class PostgresWatch(Watch):
         if self._connection is not None:
             self._connection.pgconn.finish()
             self._connection = None
-        self.stalled = self._flush = self.locked = None
+        self.locked = None
 
     async def _look(self) -> None:
         if self._connection is None:
             self._connection = await database.connect(self._socket_dir, lock_timeout=_LOCK_TIMEOUT)
-        await self._look_at_log(self._connection)
         schemas = await database.memory_schemas(self._connection)
         self.dimension = next(iter(schemas.values()), None)
         if not schemas:

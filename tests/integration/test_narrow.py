@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Alive, needs_root, sql
+from faults import Alive, needs_root, process_of, sql
 from harness import RunningSidecar, store_as_they_are, wait_for
 from postgres_server import UNPRIVILEGED
 
-from sidecar import postgres_binaries, processes
+from sidecar import postgres_binaries
 
 CGROUP = Path("/sys/fs/cgroup/memory")  # of version 1; of version 2 the root is the hierarchy
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
@@ -104,15 +105,15 @@ def check_too_little_memory(sidecar: RunningSidecar, group: Path | None) -> None
     postgres, api = before["postgres"]["pid"], before["hindsight-api"]["pid"]
     assert sidecar.process is not None
     own = oom_score_adj(sidecar.process.pid)
-    assert {oom_score_adj(one.pid) for one in processes.children(postgres)} == {own}
-    assert oom_score_adj(postgres) == own
+    assert oom_score_adj(postgres) == oom_score_adj(process_of(sidecar, "checkpointer")) == own
     assert oom_score_adj(api) >= own + 100 or oom_score_adj(api) == 1000
     if group is not None:
         script = f'echo $$ > {group}/cgroup.procs; exec "$@"'
         hog = ["/bin/sh", "-euc", script, "sh", sys.executable, "-c", HOG, str(api)]
-        subprocess.run(hog, check=True, timeout=120)
+        # It may be killed as well: before the memory of the one that was killed first is given back.
+        assert subprocess.run(hog, check=False, timeout=120).returncode in (0, -signal.SIGKILL)
     else:
-        os.kill(api, 9)
+        os.kill(api, signal.SIGKILL)
     wait_for(lambda: sidecar.health()["components"]["hindsight-api"]["pid"] not in (None, api), 30, "a new one")
     sidecar.wait_ready()
     after = sidecar.health()["components"]
@@ -180,7 +181,7 @@ def test_a_clock_that_jumps_an_hour_forth_and_back(make_sidecar: Any) -> None:
         assert text in [one["text"] for one in sidecar.memory(f"/banks/{BANK}/memories/list").json()["items"]]
     assert sidecar.health()["components"] == before
     clock.write_text("-3600\n")
-    os.kill(before["hindsight-api"]["pid"], 9)  # a backoff that would be an hour long by the time of day
+    os.kill(before["hindsight-api"]["pid"], signal.SIGKILL)  # a backoff that would be an hour long by the time of day
     wait_for(lambda: sidecar.health()["components"]["hindsight-api"]["restarts"] == 1, 10, "its end seen")
     sidecar.wait_ready(60)
     began = time.monotonic()

@@ -1,9 +1,7 @@
 """A full volume, in every phase: told as what it is, nothing acknowledged is lost, and freeing some is enough."""
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,26 +187,6 @@ def test_one_that_fills_up_under_a_dump_and_under_a_restore(full: RunningSidecar
         wait_for(lambda: not connection.execute(staged).fetchall(), 20, "that what was staged is dropped")
         connection.execute("DROP TABLE public.bulk")
     assert administer(full, "DELETE", f"/v1/dumps/{made_one['report']['dump']['id']}").status == 204
-
-
-def test_one_that_takes_nothing_for_a_while(full: RunningSidecar) -> None:
-    """A disk may stand still and yet be asked and read: then queries are answered, and nothing can be stored."""
-    before = full.health()["components"]
-    with Alive(full) as alive, ThreadPoolExecutor(1) as pool:
-        subprocess.run(["/sbin/fsfreeze", "--freeze", str(full.volume)], check=True)
-        try:
-            storing = pool.submit(full.retain, BANK, ["The miller listens to his stones at night."])
-            wait_for(lambda: full.health()["subject"] == "volume", 15, "that the volume stands still")
-            assert "waited" in full.health()["detail"]
-            assert full.health_status() == 503
-            assert not storing.done()
-        finally:
-            subprocess.run(["/sbin/fsfreeze", "--unfreeze", str(full.volume)], check=True)
-        storing.result(60)
-        full.wait_ready(30)
-    alive.check()
-    assert full.health()["components"] == before
-    assert "The miller listens to his stones at night." in stored(full)
 
 
 def test_one_that_has_no_inodes_left(full: RunningSidecar) -> None:

@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx2
 import psycopg
@@ -217,36 +215,3 @@ def test_a_stopped_process_of_postgres_is_named(tmp_path: Path) -> None:
             for pid in (child, parent.pid):
                 os.kill(pid, signal.SIGKILL)
     assert asyncio.run(named(parent.pid)) is None
-
-
-def test_a_log_that_does_not_come_to_the_disk_is_told_and_forgotten_with_its_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = [
-        ("0/1", True, 0.0, False),
-        ("0/1", True, 1.0, False),
-        ("0/2", True, 2.0, False),  # slowly, and it comes
-        ("0/2", True, 3.4, False),
-        ("0/2", True, 3.6, True),
-        ("0/2", False, 3.7, False),
-        ("0/2", True, 9.0, False),
-        ("0/2", True, 11.0, True),
-    ]
-
-    async def work() -> None:
-        made = PostgresWatch(tmp_path, tmp_path, lambda: None)
-        for flushed, waits, now, told in looks:
-
-            async def log_flush(_: object, answer: tuple[str, bool] = (flushed, waits)) -> tuple[str, bool]:
-                return answer
-
-            monkeypatch.setattr(watch.database, "log_flush", log_flush)
-            monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda now=now: now))
-            connection: Any = None
-            await made._look_at_log(connection)
-            assert (made.stalled is not None) is told, (flushed, waits, now)
-        made.postmaster = 1
-        made.end()
-        assert (made.stalled, made.postmaster) == (None, None), "nothing would be started again"
-
-    asyncio.run(work())
