@@ -149,9 +149,9 @@ image-for-tests:
 DEFAULT_TEST_IMAGE := localhost/hindsight-sidecar:tests
 
 setup-ci: ## The same on a plain machine, with what some tests and lint use, an engine among it (root)
-	@{ command -v strace && command -v shellcheck && command -v podman && command -v mmdebstrap; } > /dev/null || \
+	@{ command -v strace && command -v shellcheck && command -v podman && command -v mmdebstrap && command -v bindfs && ls /usr/lib/*/faketime; } > /dev/null || \
 	    { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck \
-	        podman buildah crun runc netavark nftables iptables fuse-overlayfs catatonit uidmap mmdebstrap > /dev/null; }
+	        podman buildah crun runc netavark nftables iptables fuse-overlayfs catatonit uidmap mmdebstrap bindfs libfaketime > /dev/null; }
 	@$(MAKE) engine || $(MAKE) image-base
 	@$(MAKE) setup image-for-tests
 

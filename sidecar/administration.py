@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sidecar import (
     __version__,
@@ -41,6 +41,7 @@ from sidecar.restoring import Parts, Restoring, Wish
 from sidecar.schedule import Made, Retention
 from sidecar.settings import Settings
 from sidecar.sizing import MIB
+from sidecar.threads import off_loop
 
 INCOMING = ".incoming-"  # prefix of an upload; swept at the next start
 FILE = "upload"
@@ -109,7 +110,7 @@ class Administration:
             operation.report |= {"dump": dict(archive.as_mapping(made))}
             if retention is not None:
                 operation.enter("delete old dumps")
-                await asyncio.to_thread(self._retain, retention, made, operation)
+                await off_loop(self._retain, retention, made, operation)
 
         return self.operations.start(Kind.DUMP, work)
 
@@ -164,29 +165,35 @@ class Administration:
 
         """
         identifier = archive.new_id()
-        self.dumps_directory.mkdir(mode=0o700, exist_ok=True)
-        self._check_space(length or 0)
         directory = self.dumps_directory / f"{INCOMING}{identifier}"
-        directory.mkdir(mode=0o700)
+        await off_loop(self._make_incoming, directory, length or 0)
         try:
             await self._write(body, directory / FILE, length)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            await off_loop(shutil.rmtree, directory, ignore_errors=True)
             raise
         finally:
             self._last_piece = -math.inf
         return identifier
 
+    def _make_incoming(self, directory: Path, wanted: int | None = None) -> None:
+        self.dumps_directory.mkdir(mode=0o700, exist_ok=True)
+        if wanted is not None:
+            self._check_space(wanted)
+        directory.mkdir(mode=0o700)
+
     async def _write(self, body: AsyncIterator[bytes], path: Path, length: int | None) -> None:
         received = 0
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        file = await off_loop(_new_file, path)
+        try:
             async for piece in body:
                 self._last_piece = time.monotonic()
                 received += len(piece)
-                await asyncio.to_thread(file.write, piece)
+                await off_loop(file.write, piece)
                 if received % (64 * MIB) < len(piece):
-                    self._check_space(0)
+                    await off_loop(self._check_space, 0)
+        finally:
+            await off_loop(file.close)
         if length is not None and received != length:
             raise RefusedError(f"{received} of {length} bytes came; the upload was cut, send it again")
 
@@ -198,10 +205,10 @@ class Administration:
                 f"{_MARGIN // MIB} stay free; delete old dumps or kept databases, or grow the volume"
             )
 
-    def restore_upload(self, identifier: str, wish: Wish) -> Operation:
+    async def restore_upload(self, identifier: str, wish: Wish) -> Operation:
         """Begin a restore of what was uploaded; the upload is kept after a dry run alone. Raises BusyError, RefusedError."""
         directory = self.dumps_directory / f"{INCOMING}{archive.check_id(identifier)}"
-        if not directory.is_dir():
+        if not await off_loop(directory.is_dir):
             raise RefusedError(f"no upload {identifier} is kept; send the file again")
 
         async def work(operation: Operation) -> None:
@@ -209,17 +216,17 @@ class Administration:
             try:
                 operation.report["upload"] = identifier
                 operation.enter("unpack")
-                file, manifest = await asyncio.to_thread(_unpack, directory)
+                file, manifest = await off_loop(_unpack, directory)
                 await self._restoring.restore(file, manifest, wish, operation, f"upload {identifier}")
                 done = True
             finally:
                 if not (wish.dry_run and done):
-                    shutil.rmtree(directory, ignore_errors=True)
+                    await off_loop(shutil.rmtree, directory, ignore_errors=True)
                     operation.report.pop("upload", None)
 
         return self.operations.start(Kind.RESTORE, work)
 
-    def discard_upload(self, identifier: str) -> None:
+    async def discard_upload(self, identifier: str) -> None:
         """Remove an upload that a dry run kept, or that cannot be restored now.
 
         Raises:
@@ -230,14 +237,11 @@ class Administration:
         running = self.operations.current
         if running is not None and running.report.get("upload") == identifier:
             raise BusyError(running)
-        directory = self.dumps_directory / f"{INCOMING}{archive.check_id(identifier)}"
-        if not directory.is_dir():
-            raise FileNotFoundError(identifier)
-        shutil.rmtree(directory)
+        await off_loop(shutil.rmtree, self.dumps_directory / f"{INCOMING}{archive.check_id(identifier)}")
 
-    def restore_dump(self, identifier: str, wish: Wish) -> Operation:
+    async def restore_dump(self, identifier: str, wish: Wish) -> Operation:
         """Begin a restore of a dump on the volume. Raises BusyError, RefusedError, FileNotFoundError."""
-        found = self.open_dump(identifier)
+        found = await off_loop(self.open_dump, identifier)
 
         async def work(operation: Operation) -> None:
             await self._restoring.restore(found.directory / DUMP, found.manifest, wish, operation, f"dump {identifier}")
@@ -253,9 +257,8 @@ class Administration:
         address, programs, known = source_url.parse(url, password), parts.programs, parts.known_revisions
 
         async def work(operation: Operation) -> None:
-            self.dumps_directory.mkdir(mode=0o700, exist_ok=True)
             directory = self.dumps_directory / f"{INCOMING}{operation.id}"
-            directory.mkdir(mode=0o700)
+            await off_loop(self._make_incoming, directory)
             freezes = freeze and not wish.dry_run
             try:
                 await source.check(address, operation, programs.binaries.major, known)
@@ -267,11 +270,11 @@ class Administration:
             except asyncio.CancelledError as error:
                 source.check_served(operation, error)
             finally:
-                shutil.rmtree(directory, ignore_errors=True)
+                await off_loop(shutil.rmtree, directory, ignore_errors=True)
 
         return self.operations.start(Kind.MIGRATE, work)
 
-    def adopt(self, name: str | None, wish: Wish, *, crashed: bool = False) -> Operation:
+    async def adopt(self, name: str | None, wish: Wish, *, crashed: bool = False) -> Operation:
         """Begin to bring in the memories of the cluster at PGDATA that others made; it is kept as it is, under another name.
 
         `name` is its database; None where only one has memories. `crashed`: its server was killed, and is not running.
@@ -283,8 +286,8 @@ class Administration:
 
         """
         self._parts.check_volume_held()
-        foreign = foreign_cluster.check(self._settings.pgdata, crashed=crashed)
-        foreign_cluster.check_room(foreign)
+        foreign = await off_loop(foreign_cluster.check, self._settings.pgdata, crashed=crashed)
+        await off_loop(foreign_cluster.check_room, foreign)
 
         async def work(operation: Operation) -> None:
             await self._adoption.adopt(foreign, name, wish, operation)
@@ -301,13 +304,13 @@ class Administration:
             psycopg.OperationalError: Postgres does not run.
 
         """
-        if cluster.look(self._settings.pgdata).found is not cluster.Found.CLUSTER:
+        if (await off_loop(cluster.look, self._settings.pgdata)).found is not cluster.Found.CLUSTER:
             return []  # they are kept in a cluster of ours
         return await swapping.kept(self._settings.run_dir)
 
     async def kept_clusters(self) -> list[swapping.Kept]:
         """Return the data directories that were adopted from, the latest first."""
-        return await asyncio.to_thread(adoption.kept, self._settings.pgdata)
+        return await off_loop(adoption.kept, self._settings.pgdata)
 
     async def drop_kept(self, name: str) -> None:
         """Drop a kept database or data directory.
@@ -320,9 +323,9 @@ class Administration:
         running = self.operations.current
         if running is not None and running.report.get("kept") == name:
             raise BusyError(running)
-        directory = adoption.find_kept(self._settings.pgdata, name)
+        directory = await off_loop(adoption.find_kept, self._settings.pgdata, name)
         if directory is not None:
-            await asyncio.to_thread(adoption.drop_kept, directory)
+            await off_loop(adoption.drop_kept, directory)
             self._log.warning("dropped a data directory that was kept", path=str(directory))
             return
         await swapping.drop_kept(self._settings.run_dir, name)
@@ -403,6 +406,10 @@ class Administration:
         """End what runs, as the sidecar stops."""
         with contextlib.suppress(RefusedError):
             await self.operations.end()
+
+
+def _new_file(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def _remove(path: Path) -> None:

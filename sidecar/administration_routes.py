@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Annotated, Any, Literal, TypeVar
 
 import psycopg
@@ -10,7 +10,6 @@ from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from sidecar import archive
@@ -21,6 +20,7 @@ from sidecar.errors import BlockedError, RefusedError, TransientError
 from sidecar.operations import BusyError, Operation
 from sidecar.restoring import Wish
 from sidecar.status import RETRY_AFTER
+from sidecar.threads import iterate_off_loop, off_loop
 
 TAR = "application/x-tar"
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")  # no file has more bytes than that
@@ -173,15 +173,15 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
 
     @routes.get("/dumps", summary="The dumps on the volume")
     async def list_dumps(request: Request) -> dict[str, Any]:
-        return {"dumps": [dict(archive.as_mapping(one)) for one in attach(request).dumps()]}
+        return {"dumps": await off_loop(_listed, attach(request))}
 
     @routes.get("/dumps/{identifier}", summary="One dump, as a portable archive", response_class=StreamingResponse)
     async def get_dump(request: Request, identifier: str) -> Response:
-        return _send(_found(lambda: attach(request).open_dump(identifier)), request)
+        return _send(*await _found(off_loop(_opened, attach(request), identifier)), request)
 
     @routes.delete("/dumps/{identifier}", status_code=204, summary="Delete a dump")
     async def delete_dump(request: Request, identifier: str) -> None:
-        _found(lambda: attach(request).delete_dump(identifier))
+        await _found(off_loop(attach(request).delete_dump, identifier))
 
     @routes.put("/restores", status_code=202, summary="Send an archive or a file of pg_dump -Fc, and begin its restore")
     async def put_restore(
@@ -199,12 +199,12 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
         if (body.dump is None) == (body.upload is None):
             raise HTTPException(400, "name a `dump` of the volume or an `upload` that a dry run kept, one of the two")
         if body.upload is not None:
-            return _begun(administration.restore_upload(body.upload, body.wish))
-        return _begun(_found(lambda: administration.restore_dump(body.dump or "", body.wish)))
+            return _begun(await administration.restore_upload(body.upload, body.wish))
+        return _begun(await _found(administration.restore_dump(body.dump or "", body.wish)))
 
     @routes.delete("/restores/{identifier}", status_code=204, summary="Remove an upload that a dry run kept")
     async def discard_upload(request: Request, identifier: str) -> None:
-        _found(lambda: attach(request).discard_upload(identifier))
+        await _found(attach(request).discard_upload(identifier))
 
     @routes.post("/migrations", status_code=202, summary="Begin to bring in the memories of a Postgres elsewhere")
     async def migrate(request: Request, body: MigrationBody) -> Response:
@@ -218,7 +218,7 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
     async def adopt(request: Request, body: AdoptionBody | None = None) -> Response:
         wanted = body or AdoptionBody()
         wish = Wish(dry_run=wanted.dry_run, force_model=wanted.force_model)
-        return _begun(attach(request).adopt(wanted.database, wish, crashed=wanted.crashed))
+        return _begun(await attach(request).adopt(wanted.database, wish, crashed=wanted.crashed))
 
     @routes.post("/rollback", status_code=202, summary="Serve a kept database again")
     async def rollback(request: Request, body: RollbackBody | None = None) -> Response:
@@ -254,10 +254,20 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
     return routes
 
 
-def _found(call: Callable[[], T]) -> T:
-    """Call it, and answer 404 where what is named is not there."""
+def _listed(administration: Administration) -> list[dict[str, Any]]:
+    return [dict(archive.as_mapping(one)) for one in administration.dumps()]
+
+
+def _opened(administration: Administration, identifier: str) -> tuple[Archive, int, str]:
+    """Return a dump with its size and checksum, which are on the disk too."""
+    found = administration.open_dump(identifier)
+    return found, found.size, found.checksum
+
+
+async def _found(work: Awaitable[T]) -> T:
+    """Wait for it, and answer 404 where what is named is not there."""
     try:
-        return call()
+        return await work
     except FileNotFoundError as error:
         raise HTTPException(404, "there is none of that name; GET /v1/dumps lists the dumps") from error
 
@@ -273,9 +283,9 @@ async def _upload(request: Request, wish: Wish) -> Operation:
     except ClientDisconnect as error:
         raise RefusedError("the upload was cut; send it again") from error
     try:
-        return administration.restore_upload(identifier, wish)
+        return await administration.restore_upload(identifier, wish)
     except BusyError:
-        administration.discard_upload(identifier)
+        await administration.discard_upload(identifier)
         raise
 
 
@@ -285,9 +295,9 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
             yield piece
 
 
-def _send(found: Archive, request: Request) -> Response:
+def _send(found: Archive, size: int, checksum: str, request: Request) -> Response:
     """Answer with an archive, or the range of it that was asked for; the length is known, so a cut answer shows."""
-    size, tag = found.size, f'"{found.checksum}"'
+    tag = f'"{checksum}"'
     headers = {
         "Accept-Ranges": "bytes",
         "Cache-Control": "no-store",
@@ -311,7 +321,7 @@ def _send(found: Archive, request: Request) -> Response:
         (start, end), status = span, 206
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - start)
-    return StreamingResponse(iterate_in_threadpool(found.read(start, end)), status, headers, TAR)
+    return StreamingResponse(iterate_off_loop(found.read(start, end)), status, headers, TAR)
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:

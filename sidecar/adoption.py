@@ -4,7 +4,6 @@ The data directory itself is not written to: its memories are read from a copy. 
 cluster is whole and verified, and gets it back where that one cannot be served.
 """
 
-import asyncio
 import glob
 import shutil
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from sidecar.restoring import Place, Restoring, Wish
 from sidecar.side_server import SideServer
 from sidecar.staging import Staged
 from sidecar.swapping import Kept
+from sidecar.threads import off_loop
 
 _WORK = ".adopting"  # what begins with the data directory's name and this is swept at the next start
 _KEPT = ".kept-"  # likewise, and holds what was adopted from
@@ -40,19 +40,19 @@ class Adoption:
         """
         pgdata, parts = foreign.pgdata, self.restoring.parts
         await parts.look_at_installed()
-        await to_its_end(asyncio.to_thread(_remove_work, pgdata))  # what an earlier one could not remove
+        await to_its_end(off_loop(_remove_work, pgdata))  # what an earlier one could not remove
         socket_dir = self.restoring.settings.side_directory
         socket_dir.mkdir(mode=0o700, exist_ok=True)
         copy = parts.side_server(_beside(pgdata, "copy"), socket_dir, foreign.major)
         new = parts.side_server(_beside(pgdata, "new"), socket_dir, None)
         try:
             fetched = await foreign_cluster.fetch(foreign, copy, _beside(pgdata, "dump"), wanted, operation)
-            await to_its_end(asyncio.to_thread(shutil.rmtree, copy.pgdata))
+            await to_its_end(off_loop(shutil.rmtree, copy.pgdata))
             staged = await self._fill(fetched, new, wish, operation)
             if staged is not None:
                 await self._serve(foreign, new.pgdata, staged, wish, operation)
         finally:
-            await to_its_end(asyncio.to_thread(_remove_work_or_tell, pgdata))
+            await to_its_end(off_loop(_remove_work_or_tell, pgdata))
 
     async def _fill(self, fetched: Archive, new: SideServer, wish: Wish, operation: Operation) -> Staged | None:
         """Make a cluster with a verified database of the served name; None in a dry run."""
@@ -80,14 +80,14 @@ class Adoption:
         operation.enter("swap")
         async with moving.served_again(served, operation):
             await served.take_postgres_down(operation.name)
-            await asyncio.to_thread(foreign_cluster.check_unchanged, foreign)
+            await off_loop(foreign_cluster.check_unchanged, foreign)
             try:
-                await to_its_end(asyncio.to_thread(cluster_exchange.exchange, pgdata, new, kept))
+                await to_its_end(off_loop(cluster_exchange.exchange, pgdata, new, kept))
                 operation.report["kept"] = kept.name
                 await served.bring_postgres_up()
                 await self.restoring.move(wish, self.restoring.settings.run_dir).verify_served(staged, operation)
             except BaseException:
-                if kept.exists():
+                if await off_loop(kept.exists):
                     await self._put_back(pgdata, kept, operation)
                 raise
 
@@ -102,7 +102,7 @@ class Adoption:
                 kept=kept.name,
             )
             return
-        await to_its_end(asyncio.to_thread(cluster_exchange.exchange, pgdata, kept, _beside(pgdata, "rejected")))
+        await to_its_end(off_loop(cluster_exchange.exchange, pgdata, kept, _beside(pgdata, "rejected")))
         operation.report.pop("kept", None)
 
 

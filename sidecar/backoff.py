@@ -56,6 +56,11 @@ class Restarts:
         self._times.append(now)
         self._looping = self._looping or len(self._times) > CRASH_CEILING
 
+    def record_excused(self, end: End) -> None:
+        """Note that it ended for a cause that is told by itself, and that trying again waits for already."""
+        self.total += 1
+        self.ends[end] += 1
+
     def _forget(self, now: float) -> None:
         while self._times and now - self._times[0] > CRASH_WINDOW:
             self._times.popleft()

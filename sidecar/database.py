@@ -18,12 +18,19 @@ SCHEMA = "hindsight_sidecar"
 _EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
 _COPY = "upgrade-copy"  # name of a fact
 _CONNECT_TIMEOUT = 5  # seconds
+_LOCK_TIMEOUT = 5.0  # seconds; a check that waits for somebody's lock says so rather than nothing
 
 Connection = psycopg.AsyncConnection[dict[str, object]]
 
 
-async def connect(socket_dir: Path, user: str = ROLE, database: str = DATABASE) -> Connection:
-    """Connect over the private socket, in autocommit, with nothing taken from the environment but the address."""
+async def connect(
+    socket_dir: Path, user: str = ROLE, database: str = DATABASE, *, lock_timeout: float | None = None
+) -> Connection:
+    """Connect over the private socket, in autocommit, with nothing taken from the environment but the address.
+
+    A statement waits for a lock for at most `lock_timeout` seconds, where that is given.
+    """
+    limit = "" if lock_timeout is None else f" -c lock_timeout={round(lock_timeout * 1000)}"
     return await psycopg.AsyncConnection.connect(
         host=str(socket_dir),
         port=5432,
@@ -33,7 +40,7 @@ async def connect(socket_dir: Path, user: str = ROLE, database: str = DATABASE) 
         autocommit=True,
         application_name="hindsight-sidecar",
         # Our statements must mean the same whatever a restored database put into its public schema.
-        options="-c search_path=pg_catalog",
+        options=f"-c search_path=pg_catalog{limit}",
         row_factory=dict_row,
     )
 
@@ -47,6 +54,12 @@ async def memory_schemas(connection: Connection) -> dict[str, int]:
         "WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND c.relpersistence <> 't' ORDER BY n.nspname"
     )
     return {str(row["schema"]): int(str(row["dimension"])) for row in await rows.fetchall()}
+
+
+async def touch_memories(connection: Connection, schemas: Collection[str]) -> None:
+    """Take and give back the lock that every memory call needs; with a lock timeout, it tells where nobody can have it."""
+    for schema in schemas:
+        await connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.Identifier(schema, "memory_units")))
 
 
 async def count_memories(connection: Connection, schemas: Collection[str]) -> int:
@@ -65,6 +78,16 @@ async def size(connection: Connection) -> int:
     """Return how many bytes the files of this database take. Postgres looks at each of them."""
     row = await (await connection.execute("SELECT pg_database_size(current_database()) AS size")).fetchone()
     return int(str(row["size"])) if row else 0
+
+
+async def holder_of_memories(connection: Connection) -> int | None:
+    """Return the pid of the process that holds a lock on a table of memories which keeps all others out; None for none."""
+    rows = await connection.execute(
+        "SELECT l.pid AS pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation "
+        "WHERE c.relname = 'memory_units' AND l.mode = 'AccessExclusiveLock' AND l.granted LIMIT 1"
+    )
+    row = await rows.fetchone()
+    return int(str(row["pid"])) if row else None
 
 
 async def alembic_revisions(connection: Connection) -> dict[str, list[str]]:
@@ -90,7 +113,7 @@ async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]
 
     """
     try:
-        connection = await connect(socket_dir, SUPERUSER)
+        connection = await connect(socket_dir, SUPERUSER, lock_timeout=_LOCK_TIMEOUT)
     except psycopg.OperationalError as error:
         if "does not exist" not in str(error):
             raise
@@ -100,7 +123,7 @@ async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]
             retry_after=10,
         ) from error
     # What belongs to others is read with their own rights: a cast or a view there runs whatever they like.
-    async with connection, await connect(socket_dir) as owner:
+    async with connection, await connect(socket_dir, lock_timeout=_LOCK_TIMEOUT) as owner:
         await _check_extensions(connection)
         await _check_revisions(owner, known_revisions)
         await _check_memories(connection)

@@ -1,6 +1,5 @@
 """A file in pg_dump's custom format: what its header and its list of contents say, before anything is loaded."""
 
-import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ _CUSTOM = 1  # archCustom in pg_backup_archiver.h
 _WITH_ALGORITHM = (1, 15)  # from this version of the format the header names the compression
 _ALGORITHMS = {0: "none", 1: "gzip", 2: "lz4", 3: "zstd"}
 _STRING_MAX = 4096
+_PIECE = 1024**2  # bytes searched at once
+_LONGEST = 64 * 1024  # bytes of a statement with an option
 _TAR_MAGIC = slice(257, 262)
 # "215; 1259 16390 TABLE public memory_units hindsight": names are not quoted there, and may have spaces and capitals.
 _KINDS = (
@@ -218,12 +219,21 @@ def blank_options(path: Path, names: tuple[str, ...] = INTERNAL_OPTIONS) -> int:
     option = rb"(?:%b)='?[\w.+-]+'?" % b"|".join(re.escape(name.encode()) for name in names)
     alone = rb"ALTER TABLE ONLY [^\n;]+ ALTER COLUMN [^\n;]+ SET \(%b\);" % option
     pattern = re.compile(rb"%b|(?<=\()%b, |, %b(?=[,)])" % (alone, option, option))
-    blanked = 0
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-        for found in pattern.finditer(content):
-            content[found.start() : found.end()] = b" " * (found.end() - found.start())
-            blanked += 1
-    return blanked
+    blanked = start = 0
+    # In pieces: a search in all of a large file, or a mapped one on a disk that hangs, would hold every thread up.
+    with path.open("r+b") as file:
+        while True:
+            before = min(start, 1)  # what an option follows
+            file.seek(start - before)
+            content = file.read(before + _PIECE + _LONGEST)
+            for found in pattern.finditer(content, before):
+                if found.start() < before + _PIECE:
+                    file.seek(start - before + found.start())
+                    file.write(b" " * (found.end() - found.start()))
+                    blanked += 1
+            if len(content) < before + _PIECE + _LONGEST:
+                return blanked
+            start += _PIECE
 
 
 def extensions(entries: list[Entry]) -> list[str]:

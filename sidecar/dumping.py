@@ -16,9 +16,10 @@ from sidecar import archive, contents, dump_file, volume
 from sidecar.archive import DUMP, Archive, Manifest
 from sidecar.database import SCHEMA, Connection
 from sidecar.errors import RefusedError, VerificationError
-from sidecar.operations import Operation
+from sidecar.operations import Operation, to_its_end
 from sidecar.programs import Programs
 from sidecar.sizing import MIB
+from sidecar.threads import off_loop
 
 Compression = Literal["gzip", "zstd", "none"]
 PARTIAL = ".partial-"  # prefix of a directory that is not finished; swept at the next start
@@ -96,17 +97,17 @@ async def dump(
 
     """
     identifier = archive.new_id()
-    dumps.mkdir(mode=0o700, exist_ok=True)
     partial = dumps / f"{PARTIAL}{identifier}"
-    partial.mkdir(mode=0o700)
+    await off_loop(_make, partial)
     try:
         async with await address.connect() as connection:
             await _check_space(connection, dumps)
             found, made = await _both(address, connection, programs, partial / DUMP, operation, compression)
             version = str(connection.info.parameter_status("server_version") or "").split()[0]
         if version != programs.binaries.version:
-            await asyncio.to_thread(dump_file.blank_options, partial / DUMP)
-        operation.enter("hash", (partial / DUMP).stat().st_size, "bytes")
+            await off_loop(dump_file.blank_options, partial / DUMP)
+        size = (await off_loop((partial / DUMP).stat)).st_size
+        operation.enter("hash", size, "bytes")
         manifest = Manifest(
             id=identifier,
             made=made,
@@ -114,21 +115,30 @@ async def dump(
             compression=compression,
             model=model,
             contents=found,
-            size=(partial / DUMP).stat().st_size,
-            sha256=await asyncio.to_thread(archive.hash_file, partial / DUMP),
+            size=size,
+            sha256=await off_loop(archive.hash_file, partial / DUMP),
             scheduled=scheduled,
         )
-        await asyncio.to_thread(_finish, partial, manifest)
+        await off_loop(_finish, partial, manifest)
         if scheduled:
             operation.enter("verify", manifest.size, "bytes")
             await verify(partial, programs)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        await off_loop(shutil.rmtree, partial, ignore_errors=True)
         raise
     finished = dumps / identifier
-    partial.rename(finished)
-    volume.sync(dumps)
+    await to_its_end(off_loop(_show, partial, finished))
     return Archive(finished, manifest)
+
+
+def _make(partial: Path) -> None:
+    partial.parent.mkdir(mode=0o700, exist_ok=True)
+    partial.mkdir(mode=0o700)
+
+
+def _show(partial: Path, finished: Path) -> None:
+    partial.rename(finished)
+    volume.sync(finished.parent)
 
 
 def _finish(partial: Path, manifest: Manifest) -> None:
@@ -146,8 +156,8 @@ async def verify(directory: Path, programs: Programs) -> None:
 
     """
     try:
-        await asyncio.to_thread(archive.read_back, directory)
-        dump_file.read_header(directory / DUMP)
+        await off_loop(archive.read_back, directory)
+        await off_loop(dump_file.read_header, directory / DUMP)
         await dump_file.read_through(directory / DUMP, programs)
     except RefusedError as error:
         raise VerificationError(
@@ -168,7 +178,7 @@ async def _check_space(connection: Connection, dumps: Path) -> None:
         )
     ).fetchone()
     wanted = int(str(row["bytes"])) * 3 // 2 + _MARGIN if row else _MARGIN
-    free = volume.free_bytes(dumps)
+    free = await off_loop(volume.free_bytes, dumps)
     if free < wanted:
         raise RefusedError(
             f"{dumps} has {free // MIB} MiB free, and a dump of this database may take {wanted // MIB} MiB; "
@@ -218,8 +228,15 @@ async def _both(
 
 async def _follow(file: Path, until: asyncio.Task[None], operation: Operation) -> None:
     while not until.done():
-        operation.done = file.stat().st_size if file.exists() else 0
+        operation.done = await off_loop(_size, file)
         await asyncio.wait({until}, timeout=_LOOK)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def kept(dumps: Path) -> list[Archive]:

@@ -19,6 +19,7 @@ from sidecar.errors import RefusedError, SidecarError
 from sidecar.operations import Operation
 from sidecar.side_server import SideServer, SideServerError
 from sidecar.sizing import MIB
+from sidecar.threads import off_loop
 
 _MARGIN = 256 * MIB  # bytes for the new cluster's own log and catalogs
 _LOOK = 0.5  # seconds between looks at how much is copied
@@ -171,7 +172,7 @@ async def fetch(
 
     """
     await _copy(foreign, aside, operation)
-    await asyncio.to_thread(check_unchanged, foreign)
+    await off_loop(check_unchanged, foreign)
     operation.enter("recover the copy")
     try:
         await aside.run_alone(_OPEN_UP)
@@ -205,12 +206,16 @@ async def _copy(foreign: Foreign, aside: SideServer, operation: Operation) -> No
         await child.wait()
     if code != 0:
         raise SidecarError(f"{foreign.pgdata} could not be copied: {' '.join(list(child.tail)[-3:])}")
+    await off_loop(_make_startable, aside.pgdata)
+
+
+def _make_startable(pgdata: Path) -> None:
     for name in (cluster.PID_FILE, "postmaster.opts", "postgresql.auto.conf"):  # of the server that it was
-        (aside.pgdata / name).unlink(missing_ok=True)
-    (aside.pgdata / "postgresql.auto.conf").touch()
-    for slot in (aside.pgdata / "pg_replslot").glob("*/"):  # the cluster's own, and its server may not start with them
+        (pgdata / name).unlink(missing_ok=True)
+    (pgdata / "postgresql.auto.conf").touch()
+    for slot in (pgdata / "pg_replslot").glob("*/"):  # the cluster's own, and its server may not start with them
         shutil.rmtree(slot)
-    aside.pgdata.chmod(0o700)
+    pgdata.chmod(0o700)
 
 
 @contextlib.asynccontextmanager
@@ -218,7 +223,7 @@ async def _followed(directory: Path, operation: Operation) -> AsyncIterator[None
     async def look() -> None:
         while True:
             await asyncio.sleep(_LOOK)
-            operation.done = await asyncio.to_thread(volume.size, directory)
+            operation.done = await off_loop(volume.size, directory)
 
     task = asyncio.create_task(look())
     try:

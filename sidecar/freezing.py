@@ -14,6 +14,7 @@ from sidecar.database import Connection
 from sidecar.dumping import Address
 from sidecar.errors import RefusedError
 from sidecar.operations import Operation
+from sidecar.threads import off_loop
 
 _SETTING = "default_transaction_read_only"
 _NOTE = "frozen.json"  # in the operation's directory, which the next start sweeps
@@ -49,7 +50,7 @@ async def frozen(address: Address, directory: Path, operation: Operation) -> Asy
         yield
         return
     log.get("freezing").warning("the source accepts no writes until the memories are here", source=where, undo=undo)
-    (directory / _NOTE).write_text(json.dumps({"source": where, "undo": undo}), encoding="utf-8")
+    await off_loop((directory / _NOTE).write_text, json.dumps({"source": where, "undo": undo}), encoding="utf-8")
     try:
         async with await address.connect() as connection:
             await _freeze(connection, where)
@@ -62,7 +63,7 @@ async def frozen(address: Address, directory: Path, operation: Operation) -> Asy
                 await asyncio.shield(undoing)
             except asyncio.CancelledError:
                 cancelled = True
-        (directory / _NOTE).unlink(missing_ok=True)
+        await off_loop((directory / _NOTE).unlink, missing_ok=True)
         if cancelled:
             raise asyncio.CancelledError
 

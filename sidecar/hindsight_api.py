@@ -21,7 +21,14 @@ from sidecar.watch import TIMEOUT, ApiWatch
 _CALL_TIMEOUT = 30.0  # seconds for one call of ours
 _STOP_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 _SWEEPS = 10  # looks, a second apart, for traces that our own bank left
-_OOM_SCORE = "500"  # of 1000: short of memory, the kernel takes hindsight-api rather than the database
+_OOM_SCORE = 500  # of 1000: short of memory, the kernel takes hindsight-api rather than the database
+_OOM_MORE = 100  # than our own, which Kubernetes sets above that, and nobody without privileges may go below
+_OOM_MAX = 1000
+
+
+def _oom_score() -> int:
+    own = int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
+    return min(max(_OOM_SCORE, own + _OOM_MORE), _OOM_MAX)
 
 
 class HindsightApi(Component[ApiWatch]):
@@ -63,7 +70,10 @@ class HindsightApi(Component[ApiWatch]):
     def start(self, model: Model) -> None:
         """Start it with this model and begin to watch it."""
         child = self._scripts.start("30-hindsight-api", "hindsight-api", self._environment(model), signal.SIGKILL)
-        Path(f"/proc/{child.pid}/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+        try:
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text(str(_oom_score()), encoding="ascii")
+        except OSError as error:  # it serves all the same
+            self._log.warning("the kernel may take Postgres first where memory is short", error=str(error))
         self._begin(child)
 
     def _environment(self, model: Model) -> dict[str, str]:

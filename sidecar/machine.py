@@ -87,9 +87,12 @@ class World:
     stopping: bool = False
     fault: Fault | None = None
     volume_held: bool = False
+    volume_fault: str | None = None  # the volume does not answer; the sentence that says so
     cluster_prepared: bool = False  # since Postgres last ended
     postgres: Server = Server.DOWN
     postgres_restarts: Restarts = field(default_factory=Restarts)
+    recovery: str | None = None  # how far Postgres is with it, as one sentence
+    locked: str | None = None  # Postgres answers, and every memory call would wait; the sentence that says for what
     database_checked: bool = False
     copy_due: bool = False  # hindsight-api would migrate the schema, and no copy from before is kept yet
     api: Server = Server.DOWN
@@ -109,6 +112,12 @@ class World:
         self.database_checked = False
         self.proved = False
 
+    def see_volume(self, fault: str | None) -> None:
+        """Take what is seen of the volume now."""
+        if fault is not None and self.volume_fault is None:
+            self.proved = False
+        self.volume_fault = fault
+
     def see_postgres(self, server: Server) -> None:
         """Take what is seen of Postgres now."""
         if server is not Server.UP and self.postgres is Server.UP:
@@ -118,11 +127,11 @@ class World:
     def see_api(self, server: Server, now: float) -> None:
         """Take what is seen of hindsight-api now.
 
-        Without Postgres it cannot answer: the time until it counts as hung begins when Postgres is up.
+        Without Postgres and its volume it cannot answer: the time until it counts as hung begins when they do.
         """
         if server is not Server.UNRESPONSIVE:
             self.api_unresponsive_since = None
-        elif self.api is not Server.UNRESPONSIVE or self.postgres is not Server.UP:
+        elif self.api is not Server.UNRESPONSIVE or self.postgres is not Server.UP or self.volume_fault is not None:
             self.api_unresponsive_since = now
             self.proved = False
         self.api = server
@@ -175,8 +184,8 @@ def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
         return Decision(Step.STOP)
     if not world.postgres_wanted:
         return _decide_all_down(world)
-    if world.fault is not None and now < world.fault.until:
-        return Decision(Step.WAIT, world.fault.until)
+    if (pause := _pause(world, now)) is not None:
+        return pause
     if not world.volume_held:
         return Decision(Step.TAKE_VOLUME)
     if world.postgres is not Server.UP:
@@ -190,6 +199,13 @@ def decide(world: World, now: float, *, api_hung_after: float) -> Decision:
     if world.api is not Server.UP:
         return _decide_api(world, now, api_hung_after)
     return Decision(Step.WAIT) if world.proved else Decision(Step.PROVE)
+
+
+def _pause(world: World, now: float) -> Decision | None:
+    if world.fault is not None and now < world.fault.until:
+        return Decision(Step.WAIT, world.fault.until)
+    # Whatever is done on a volume that hangs would hang as well, and a process that was started there for ever.
+    return None if world.volume_fault is None else Decision(Step.WAIT)
 
 
 def _decide_all_down(world: World) -> Decision:
@@ -209,6 +225,8 @@ def _decide_postgres(world: World, now: float) -> Decision:
 
 def _decide_api(world: World, now: float, api_hung_after: float) -> Decision:
     if world.api is Server.DOWN:
+        if world.no_space is not None:
+            return Decision(Step.WAIT)  # it would load its model and end, again and again
         due = _due(world.api_restarts, now)
         return Decision(Step.WAIT, due) if now < due else Decision(Step.START_API)
     if world.api is Server.UNRESPONSIVE and world.api_unresponsive_since is not None:
@@ -239,8 +257,10 @@ def state_of(world: World, now: float) -> State:
         return State(Phase.BLOCKED, world.fault.reason, world.fault.detail)
     if world.no_space is not None:
         return State(Phase.BLOCKED, Reason.NO_SPACE, world.no_space)
-    detail = world.fault.detail if world.fault else None
     missing = _missing(world)
+    detail = world.fault.detail if world.fault else None
+    told = {Subject.VOLUME: world.volume_fault, Subject.RECOVERY: world.recovery, Subject.POSTGRES: world.locked}
+    detail = (told.get(missing) if missing is not None else None) or detail
     if missing is Subject.POSTGRES and world.postgres is not Server.UP and world.postgres_restarts.looping(now):
         return _crash_loop("Postgres", world.postgres_restarts, detail)
     if missing is Subject.API and world.api is not Server.UP and world.api_restarts.looping(now):
@@ -253,7 +273,7 @@ def state_of(world: World, now: float) -> State:
 
 
 def _missing(world: World) -> Subject | None:
-    if not world.volume_held:
+    if not world.volume_held or world.volume_fault is not None:
         return Subject.VOLUME
     if world.postgres is Server.RECOVERING:
         return Subject.RECOVERY
@@ -263,4 +283,4 @@ def _missing(world: World) -> Subject | None:
         return Subject.POSTGRES
     if world.api is not Server.UP or not world.proved:
         return Subject.API
-    return None
+    return Subject.POSTGRES if world.locked is not None else None

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sidecar import cluster, database, log, postgres_binaries, processes, sizing, users, volume
+from sidecar import cluster, cluster_exchange, database, log, postgres_binaries, sizing, users
 from sidecar.child import Child
 from sidecar.component import Component
 from sidecar.errors import BlockedError, Reason, TransientError
@@ -18,12 +19,14 @@ from sidecar.measurement import Measurement
 from sidecar.programs import Programs
 from sidecar.settings import Settings
 from sidecar.side_server import SideServer
+from sidecar.threads import off_loop
+from sidecar.volume import Space
 from sidecar.watch import NO_SPACE, PostgresWatch
 
 _ORPHAN_PATIENCE = 30.0  # seconds
 _STOP_PATIENCE = 60.0  # seconds for a fast shutdown on behalf of an operation
 _HARD_PATIENCE = 10.0  # seconds for an immediate one
-_ENOUGH = 32 * sizing.MIB  # bytes free that Postgres needs to go on, two segments of its log
+_LOOK_PATIENCE = 2.0  # seconds for a look at the data directory during a stop
 _NO_SPACE_SHOWN = 15.0  # seconds for which a want of space is told, where the free bytes do not show it (inodes, quota)
 
 
@@ -44,8 +47,11 @@ class Postgres(Component[PostgresWatch]):
         identity: Mapping[str, str],
         timezone: str,
         changed: Callable[[], None],
+        space: Callable[[], Space | None],
     ) -> None:
-        super().__init__(PostgresWatch(settings.run_dir, changed))
+        super().__init__(PostgresWatch(settings.run_dir, settings.pgdata, changed))
+        self._space = space
+        self._looking = threading.Lock()
         self._settings = settings
         self._scripts = scripts
         self._identity = identity
@@ -67,14 +73,12 @@ class Postgres(Component[PostgresWatch]):
             TransientError: it did not work this time.
 
         """
-        found = cluster.inspect(self._settings.pgdata)
-        self._clear_stale_pid_file()
-        cluster.clear_stale_socket_lock(self._settings.run_dir)
-        self.binaries = postgres_binaries.choose(self._settings.pg_bindir, found.major)
-        if found.found is cluster.Found.NOTHING:
+        binaries, found = await off_loop(self._look)
+        self.binaries = binaries
+        if found is cluster.Found.NOTHING:
             self._check_can_initdb()
-            self._log.info("making the cluster", pgdata=str(self._settings.pgdata), version=self.binaries.version)
-        child = self._scripts.start("10-initdb", "initdb", self._environment(self.binaries), signal.SIGKILL)
+            self._log.info("making the cluster", pgdata=str(self._settings.pgdata), version=binaries.version)
+        child = self._scripts.start("10-initdb", "initdb", self._environment(binaries), signal.SIGKILL)
         try:
             code = await child.wait()
         finally:
@@ -83,6 +87,15 @@ class Postgres(Component[PostgresWatch]):
             raise self.no_space(child) or TransientError(
                 f"10-initdb ended with {code}: {' '.join(list(child.tail)[-3:])}"
             )
+
+    def _look(self) -> tuple[postgres_binaries.Binaries, cluster.Found]:
+        # One at a time: an earlier look that hung and was given up must not remove the next postmaster's pid file.
+        with self._looking:
+            cluster_exchange.finish(self._settings.pgdata)  # one that failed half way, before one is made in its place
+            found = cluster.inspect(self._settings.pgdata)
+            self._clear_stale_pid_file()
+            cluster.clear_stale_socket_lock(self._settings.run_dir)
+            return postgres_binaries.choose(self._settings.pg_bindir, found.major), found.found
 
     def _clear_stale_pid_file(self) -> None:
         now = time.monotonic()
@@ -110,7 +123,9 @@ class Postgres(Component[PostgresWatch]):
         if self.binaries is None:
             raise TransientError("the data directory was not prepared")
         env = self._environment(self.binaries)
-        self._begin(self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear))
+        child = self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear)
+        self.watch.postmaster = child.pid
+        self._begin(child)
         self.measuring = asyncio.create_task(self.measurement.run())
 
     def stop_watching(self) -> None:
@@ -142,29 +157,28 @@ class Postgres(Component[PostgresWatch]):
         said = self.watch.no_space_at
         if said is None:
             return None
-        if now - said > _NO_SPACE_SHOWN and volume.free_bytes(self._settings.volume) >= _ENOUGH:
+        space = self._space()
+        if now - said > _NO_SPACE_SHOWN and space is not None and space.enough:
             self.watch.no_space_at = None
             return None
         return self._found_no_space("Postgres").detail
 
     def _found_no_space(self, who: str) -> BlockedError:
-        free = volume.free_bytes(self._settings.volume) // sizing.MIB
         return BlockedError(
             Reason.NO_SPACE,
-            f"{who} found no space on {self._settings.volume} ({free} MiB free now); free some or grow the volume, "
-            "and it goes on by itself",
+            f"{who} found no space on {self._settings.volume} ({self._space() or 'what is free cannot be told'}); free some "
+            "or grow the volume, and it goes on by itself",
             retry_after=10,
         )
 
-    def is_shut_down(self) -> bool:
-        """Tell whether the data directory was left in order."""
-        return self.binaries is not None and postgres_binaries.is_shut_down(self.binaries, self._settings.pgdata)
-
-    def kill_left(self) -> None:
-        """Kill what still works in the data directory: a process that is stopped does not see its postmaster end."""
-        for pid in processes.postgres_in(self._settings.pgdata) if self._settings.pgdata.is_dir() else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    async def is_shut_down(self) -> bool:
+        """Tell whether the data directory was left in order; not for long, as its disk may hang."""
+        if self.binaries is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_PATIENCE):
+                return await off_loop(postgres_binaries.is_shut_down, self.binaries, self._settings.pgdata)
+        return False
 
     async def checkpoint(self) -> None:
         """Write out what is dirty."""

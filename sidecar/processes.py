@@ -1,6 +1,9 @@
 """What /proc tells about other processes."""
 
-from collections.abc import Iterator
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +51,60 @@ def all_processes(proc: Path = PROC) -> Iterator[Process]:
             found = _read(entry)
             if found is not None:
                 yield found
+
+
+@dataclass(frozen=True)
+class Member:
+    """A child of some process, as /proc shows it without asking any file system.
+
+    Attributes:
+        pid: its number in our pid namespace.
+        started: clock ticks since the machine's start; with `pid` nobody else's.
+        state: one letter; `T` is stopped by a signal.
+
+    """
+
+    pid: int
+    started: int
+    state: str
+
+
+def member(pid: int, proc: Path = PROC) -> Member | None:
+    """Look at a process; None where it is gone."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return Member(pid, int(fields[19]), fields[0])
+
+
+def children(pid: int, proc: Path = PROC) -> list[Member]:
+    """Return the children of a process with one thread, such as a postmaster; none where it is gone."""
+    try:
+        text = (proc / str(pid) / "task" / str(pid) / "children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    found = (member(int(word), proc) for word in text.split())
+    return [one for one in found if one is not None]
+
+
+def title(pid: int, proc: Path = PROC) -> str:
+    """Return what a process calls itself; its number again where it is gone. Not for the event loop: it may wait for its memory."""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return str(pid)
+    return words.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+
+
+def kill(members: Iterable[Member]) -> None:
+    """Kill those that are still there."""
+    for one in members:
+        now = member(one.pid)
+        if now is not None and now.started == one.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
 
 
 def memory(pid: int, proc: Path = PROC) -> int:

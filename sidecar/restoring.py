@@ -16,6 +16,7 @@ from sidecar.settings import Settings
 from sidecar.side_server import SideServer
 from sidecar.sizing import MIB
 from sidecar.staging import Checked, Staged
+from sidecar.threads import off_loop
 
 _MARGIN = 64 * MIB  # bytes of the volume that stay free
 
@@ -148,7 +149,7 @@ class Restoring:
         operation.enter("check")
         checked = await staging.preflight(file, manifest, place.programs, place.socket_dir, self.parts.known_revisions)
         self._check_model(manifest, wish)
-        self._check_room(checked)
+        await off_loop(self._check_room, checked)
         operation.report |= _source_report(checked, source)
         return checked
 

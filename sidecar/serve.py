@@ -1,6 +1,7 @@
 """`hindsight-sidecar serve`: from the settings to the exit code."""
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: a terminal that was closed
+_DESCRIPTORS = 65_536  # enough, and not so many that a program which closes all of them takes its time
 TERMINATION_LOG = Path("/dev/termination-log")
 
 
@@ -28,6 +30,14 @@ def _end_at_once_when_asked() -> None:
     for number in _STOPS:
         signal.signal(number, lambda *_: os._exit(EXIT_STOPPED))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+
+
+def _take_descriptors() -> None:
+    """Raise the soft limit of open files, often 1024, as far as we may: the gateway takes two for a call."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def leave(code: int, sentence: str) -> int:
@@ -49,6 +59,7 @@ def _write_termination_log(sentence: str) -> None:
 def serve(*, welcome: bool) -> int:
     """Run the sidecar; return its exit code. With `welcome`, tell a person at the terminal what there is once ready."""
     _end_at_once_when_asked()
+    _take_descriptors()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us: there is nobody to tell
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for the process' life

@@ -107,6 +107,8 @@ def postgres_settings(machine: Machine) -> dict[str, str]:
         # Bounds how long a crash recovery takes, and how much of a small volume the WAL takes.
         "max_wal_size": "512MB",
         "checkpoint_timeout": "5min",
+        # A recovery takes as long as it takes, and tells how far it is.
+        "log_startup_progress_interval": "1s",
         "archive_mode": "off",
         "fsync": "on",
         "full_page_writes": "on",

@@ -19,8 +19,10 @@ from sidecar.errors import RefusedError, VerificationError
 from sidecar.operations import Operation
 from sidecar.programs import Programs
 from sidecar.sizing import MIB, Machine
+from sidecar.threads import off_loop
 from sidecar.verification import Comparison
 
+left: set[str] = set()  # databases that were not dropped when they should have been; no name comes twice
 STAGING = "hindsight_staging_"  # prefix of a database that is being filled; dropped at the next start
 MADE_HERE = ("vector", "pg_trgm", "btree_gin")  # by the superuser, before anything else is in the database
 _IN_PUBLIC = "public"
@@ -68,7 +70,7 @@ async def preflight(
         RefusedError: it cannot be loaded here; the sentence says why.
 
     """
-    header = dump_file.read_header(file)
+    header = await off_loop(dump_file.read_header, file)
     local = programs.binaries.major
     newest = max(header.server_major, header.pg_dump_major)
     if newest > local:
@@ -245,11 +247,24 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
 
 
 async def drop_whatever_happens(socket_dir: Path, name: str) -> None:
-    """Drop it, also while this is being cancelled; what cannot be dropped now is named and dropped at the next start."""
+    """Drop it, also while this is being cancelled; what cannot be dropped now is named, and dropped when it can be."""
     try:
         await asyncio.shield(asyncio.wait_for(drop(socket_dir, name), 20))
     except (psycopg.Error, OSError, TimeoutError) as error:
         log.get("staging").warning("a staged database was not dropped", database=name, error=str(error).strip())
+        left.add(name)
+
+
+async def drop_left(socket_dir: Path) -> None:
+    """Drop those that could not be dropped before, such as where Postgres had ended for want of space."""
+    for name in sorted(left):
+        try:
+            await drop(socket_dir, name)
+        except (psycopg.Error, OSError) as error:
+            log.get("staging").warning("a staged database was not dropped", database=name, error=str(error).strip())
+            return
+        left.discard(name)
+        log.get("staging").info("dropped a staged database", database=name)
 
 
 async def drop(socket_dir: Path, name: str) -> None:

@@ -33,6 +33,7 @@ class Picture:
         versions: of every part, as far as known.
         model: identity of the model in use, None where its manifest cannot be read.
         ends: how often each component came to its end unasked, and how.
+        volume: whether its file system answers, and what is free on it.
         memory_count: rows in memory_units over all tenants, None before the first count.
         database_bytes: size of the served database, None before it was measured.
         space: of the volume, None before it was measured.
@@ -55,6 +56,7 @@ class Picture:
     memory_count: int | None = None
     database_bytes: int | None = None
     space: Space | None = None
+    volume: dict[str, Any] = field(default_factory=dict)
     upstream_version: dict[str, Any] = field(default_factory=dict)
     ever_ready: bool = False
     pgdata: str = ""
@@ -148,6 +150,7 @@ class Status:
             "stand_in": bool(picture.model and picture.model["stand_in"]),
             "memory_count": picture.memory_count,
             "pgdata": picture.pgdata,
+            "volume": picture.volume,
             "origin": picture.origin,
             "dumps": picture.dumps and picture.dumps.to_json(),
         }

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import psycopg
 
+from sidecar import processes
+
 _API_SHARE = 5.0  # seconds, or half of the budget; with an LLM call outstanding it would take over 35
 _LAST = 1.0  # seconds before the end of the budget at which Postgres gets SIGQUIT
 _FLUSH_PATIENCE = 0.2  # seconds; the connection of a checkpoint that was cut off is nobody's loss
@@ -51,15 +53,14 @@ async def stop_children(
     budget: float,
     *,
     checkpoint: Callable[[], Awaitable[None]],
-    shut_down: Callable[[], bool],
-    kill_left: Callable[[], None],
+    shut_down: Callable[[], Awaitable[bool]],
     tell: Callable[..., object],
 ) -> Stop:
     """Stop both children within `budget` seconds and reap them; Postgres is never left behind.
 
     Postgres never gets SIGTERM: that shutdown waits for every client that is still connected. One that had not come as
-    far as handling a signal ends with that signal; `shut_down` tells whether its data directory is in order. After a hard stop `kill_left` ends what
-    did not even notice that its postmaster is gone.
+    far as handling a signal ends with that signal; `shut_down` tells whether its data directory is in order. After a hard
+    stop those of its processes are killed that did not even notice that it is gone, as they are stopped or wait for a disk.
     """
     began = time.monotonic()
     deadline = began + budget
@@ -81,13 +82,14 @@ async def stop_children(
         if await postgres.wait(max(left() - last, 0.0)) is None:
             tell("Postgres takes too long to shut down and is stopped at once; the next start recovers from its log")
             clean = False
+            helpers = processes.children(postgres.pid)
             postgres.send(signal.SIGQUIT)
             if await postgres.wait(left()) is None:
                 postgres.send(signal.SIGKILL)
                 await postgres.wait(_AFTER_HARD)
-            kill_left()
+            processes.kill(helpers)
         else:
-            clean = postgres.returncode == 0 or shut_down()
+            clean = postgres.returncode == 0 or await shut_down()
     if flush is not None:
         flush.cancel()
         await asyncio.wait({flush}, timeout=_FLUSH_PATIENCE)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sidecar import (
     log,
     machine,
     model,
+    staging,
     swapping,
     upstream,
     users,
@@ -41,12 +43,15 @@ from sidecar.settings import Settings
 from sidecar.space import SpaceWatch
 from sidecar.status import Status
 from sidecar.stopping import Stop, stop_children
+from sidecar.threads import off_loop
+from sidecar.watch import VolumeWatch
 
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
 _REMIND = 60.0  # seconds between log lines that say why it is not ready
 _OPERATION_SHARE = 4  # of the time to stop, for an operation to clean up
 _ASKED = "asked"  # why a component ended that was not to run any more
+_RELEASE_PATIENCE = 0.5  # seconds to give the volume's lock back; closing a file asks a file system that may hang
 _CANCEL_PATIENCE = 0.5  # seconds for a step to end once cancelled; a server that hangs must not hold a stop up
 
 
@@ -85,13 +90,18 @@ class Supervisor:
         self._space = SpaceWatch(settings.pgdata)
         self._blocked_since: float | None = None
         self._told = time.monotonic()
+        self._dropping: asyncio.Task[None] | None = None
         home = settings.run_dir / "home"
         home.mkdir(mode=0o700, exist_ok=True)
         self._identity = users.identity_environment(settings.run_dir, home)
         self._cwd = api_environment.make_directories(settings.run_dir)
         runner = InitScripts(scripts, self._cwd, settings.child_log_level)
         changed = self._changed.set
-        self._postgres = Postgres(settings, runner, self._identity, environ.get("TZ", "UTC"), changed)
+        self._volume = VolumeWatch(settings.volume, changed)
+        self._watching_volume: asyncio.Task[None] | None = None
+        self._postgres = Postgres(
+            settings, runner, self._identity, environ.get("TZ", "UTC"), changed, lambda: self._volume.space
+        )
         self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
         self._at_hand = AtHand(settings, self.world, status, self._postgres, self._api, self._identity, self._cwd)
         self.administration = Administration(settings, self._at_hand, self._maintenance)
@@ -111,11 +121,13 @@ class Supervisor:
         """Supervise until asked to stop or until giving up; return once Postgres is reaped."""
         self._tell_what_is_known()
         self._space.start()
+        self._watching_volume = asyncio.create_task(self._volume.run())
         try:
             while True:
                 self._changed.clear()
                 self._observe()
                 self._look_at_schedule()
+                self._look_at_leftovers()
                 await self._maintenance.tell_looked()
                 now = time.monotonic()
                 decision = machine.decide(self.world, now, api_hung_after=self._settings.api_hung_after)
@@ -146,41 +158,48 @@ class Supervisor:
         now = time.monotonic()
         world = self.world
         world.stopping = world.stopping or self._stop_asked.is_set()
+        self._observe_ends(now)
+        self._look(now)
+        for watching in (self._watching_volume, self._postgres.watching, self._postgres.measuring, self._api.watching):
+            if watching is not None and watching.done():
+                watching.result()  # a watch that ended by itself has a defect: better no sidecar than a blind one
+
+    def _observe_ends(self, now: float) -> None:
+        world = self.world
         if (ended := self._postgres.forget()) is not None:
             no_space = self._postgres.no_space(ended)
             end = backoff.how(ended.returncode or 0) if no_space is None else End.NO_SPACE
             tell = self._log.warning if world.postgres_wanted else self._log.info
-            tell(
-                "postgres ended",
-                pid=ended.pid,
-                status=ended.returncode,
-                reason=end if world.postgres_wanted else _ASKED,
-            )
+            told = end if world.postgres_wanted else _ASKED
+            tell("postgres ended", pid=ended.pid, status=ended.returncode, reason=told)
             world.postgres_ended()
-            if world.postgres_wanted:
-                world.postgres_restarts.record(now, end)
             if no_space is not None:
                 self._fault(no_space)
+            if world.postgres_wanted and no_space is None:
+                world.postgres_restarts.record(now, end)
+            elif world.postgres_wanted:
+                world.postgres_restarts.record_excused(end)
         if (ended := self._api.forget()) is not None:
             end = End.HUNG if self._api.was_hung(ended) else backoff.how(ended.returncode or 0)
             tell = self._log.warning if world.api_wanted else self._log.info
-            tell(
-                "hindsight-api ended",
-                pid=ended.pid,
-                status=ended.returncode,
-                reason=end if world.api_wanted else _ASKED,
-            )
+            told = end if world.api_wanted else _ASKED
+            tell("hindsight-api ended", pid=ended.pid, status=ended.returncode, reason=told)
             world.api_ended()
             if world.api_wanted:
                 world.api_restarts.record(now, end)
+
+    def _look(self, now: float) -> None:
+        """Take what the watches tell, also in the middle of a step."""
+        world = self.world
+        world.see_volume(self._volume.fault)
         if self._postgres.child is not None:
             world.see_postgres(self._postgres.watch.server)
+            recovery = self._postgres.watch.recovery
+            world.recovery = None if recovery is None else recovery.sentence
+            world.locked = self._postgres.watch.locked
         if self._api.child is not None:
             world.see_api(self._api.watch.server, now)
         world.no_space = self._postgres.wants_space(now)
-        for watching in (self._postgres.watching, self._postgres.measuring, self._api.watching):
-            if watching is not None and watching.done():
-                watching.result()  # a watch that ended by itself has a defect: better no sidecar than a blind one
         self._publish(now)
 
     def _publish(self, now: float) -> None:
@@ -200,11 +219,15 @@ class Supervisor:
             memory_count=postgres.measurement.memory_count,
             database_bytes=postgres.measurement.database_bytes,
             space=self._space.space,
-            postgres=_component(world.postgres, postgres.child, world.postgres_restarts.total, postgres.watch.fault),
+            volume=_volume(self._volume),
+            postgres={
+                **_component(world.postgres, postgres.child, world.postgres_restarts.total, postgres.watch.fault),
+                "recovery": recovery.to_json() if (recovery := postgres.watch.recovery) else None,
+            },
             api=_component(world.api, api.child, world.api_restarts.total, api.watch.fault),
         )
         reminder = state.phase is not Phase.READY and now - self._told > _REMIND
-        if state != before or reminder:
+        if str(state) != str(before) or reminder:  # not whenever a figure in its detail changes
             tell = self._log.warning if reminder or state.phase in (Phase.BLOCKED, Phase.DEGRADED) else self._log.info
             tell("state", state=str(state), **({"detail": state.detail} if state.detail else {}))
             self._told = now
@@ -214,6 +237,10 @@ class Supervisor:
         # Whoever began an operation, such as an adoption, is about to mend it.
         waits = state.phase is Phase.BLOCKED and not self.administration.busy
         self._blocked_since = (self._blocked_since or now) if waits else None
+
+    def _look_at_leftovers(self) -> None:
+        if staging.left and self._status.ready and (self._dropping is None or self._dropping.done()):
+            self._dropping = asyncio.create_task(staging.drop_left(self._settings.run_dir))
 
     def _look_at_schedule(self) -> None:
         if self._scheduler is not None:
@@ -260,7 +287,7 @@ class Supervisor:
             while not work.done() and not any(end.done() for end in ends):
                 await asyncio.wait({work, *ends}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
-                    self._publish(time.monotonic())
+                    self._look(time.monotonic())
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_PATIENCE)
             if not work.done():
@@ -289,6 +316,10 @@ class Supervisor:
             raise error
 
     async def _take_volume(self) -> None:
+        await off_loop(self._look_at_volume)
+        self.world.volume_held = True
+
+    def _look_at_volume(self) -> None:
         # First: where the layout is wrong, the directory that is looked at is not the volume.
         volume.check_layout(self._settings.pgdata, ephemeral=self._settings.ephemeral)
         volume.check_access(self._settings.volume)
@@ -297,13 +328,9 @@ class Supervisor:
             self._log.warning("finished an exchange of data directories", kept=old)
         self.administration.sweep_files()
         if self._scheduler is not None:
-            await asyncio.to_thread(self._scheduler.read_volume, datetime.now(UTC))
-        self.world.volume_held = True
+            self._scheduler.read_volume(datetime.now(UTC))
 
     async def _prepare_cluster(self) -> None:
-        cluster_exchange.finish(
-            self._settings.pgdata
-        )  # one that failed half way, before an empty cluster is made in its place
         await self._postgres.prepare()
         if self._postgres.binaries is not None:
             self._status.update(versions={**self._status.picture.versions, "postgres": self._postgres.binaries.version})
@@ -354,30 +381,47 @@ class Supervisor:
             self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
 
     async def _end(self) -> Stop:
+        began = time.monotonic()
         self.world.stopping = True
-        self._publish(time.monotonic())
+        self._publish(began)
         await self._end_operation()
+        if self._dropping is not None:
+            self._dropping.cancel()
         self._postgres.stop_watching()
         self._api.stop_watching()
         self._space.end()
         stop = await stop_children(
             self._api.child,
             self._postgres.child,
-            self._settings.stop_grace,
+            self._settings.stop_grace - (time.monotonic() - began),
             checkpoint=self._postgres.checkpoint,
             shut_down=self._postgres.is_shut_down,
-            kill_left=self._postgres.kill_left,
             tell=self._log.info,
         )
         await self._api.close()
-        self._lock.release()
-        return stop
+        if self._watching_volume is not None:
+            self._watching_volume.cancel()
+        if self._volume.fault is None:  # the end of the process gives it back as well
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RELEASE_PATIENCE):
+                    await off_loop(self._lock.release)
+        return replace(stop, seconds=time.monotonic() - began)
 
 
 def _take_no_notice(work: "asyncio.Future[None]") -> None:
     """Take the result of a step that was given up: it hung, and what it says at last comes too late."""
     if not work.cancelled():
         work.exception()
+
+
+def _volume(watch: VolumeWatch) -> dict[str, Any]:
+    space = watch.space
+    return {
+        "state": watch.server.value,
+        "fault": watch.fault,
+        "free_bytes": space.bytes if space else None,
+        "free_inodes": space.inodes if space else None,
+    }
 
 
 def _component(server: Server, child: Child | None, restarts: int, fault: str | None) -> dict[str, Any]:

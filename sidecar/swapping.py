@@ -15,6 +15,7 @@ from sidecar.api_environment import DATABASE, ROLE
 from sidecar.database import SUPERUSER
 from sidecar.errors import BlockedError, Reason, RefusedError, TransientError
 from sidecar.sizing import MIB
+from sidecar.threads import off_loop
 
 KEPT = "hindsight_kept_"  # prefix of a database that was served before
 _MAINTENANCE_DATABASE = "postgres"
@@ -112,7 +113,7 @@ async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
     async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
         row = await (await connection.execute("SELECT pg_database_size(%s) AS size", (DATABASE,))).fetchone()
         wanted = int(str(row["size"])) + _MARGIN if row else _MARGIN
-        free = volume.free_bytes(volume_directory)
+        free = await off_loop(volume.free_bytes, volume_directory)
         if free < wanted:
             raise BlockedError(
                 Reason.NO_SPACE,

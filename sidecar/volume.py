@@ -10,8 +10,11 @@ from typing import NamedTuple, Self
 
 from sidecar.errors import BlockedError, Reason
 from sidecar.processes import PROC
+from sidecar.sizing import MIB
 
 LOCK = ".lock"
+_ENOUGH = 32 * MIB  # two segments of Postgres' log
+_ENOUGH_INODES = 16
 # What a container keeps here is gone with the container.
 _VANISHING = frozenset({"overlay", "aufs", "tmpfs", "ramfs"})
 
@@ -83,11 +86,20 @@ def _owner(path: Path) -> str:
     return f"owner {status.st_uid}:{status.st_gid}, mode {status.st_mode & 0o7777:04o}"
 
 
+def _free(path: Path) -> str:
+    try:
+        return str(space(path))
+    except OSError as error:
+        return f"what is free cannot be told: {error.strerror}"
+
+
 def _denied(path: Path, deed: str, error: OSError) -> BlockedError:
     """Turn a failed deed into the reason it stands for."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BlockedError(
-            Reason.NO_SPACE, f"cannot {deed} {path}: {error.strerror}; free some space on it", retry_after=10
+            Reason.NO_SPACE,
+            f"cannot {deed} {path}: {error.strerror} ({_free(path)}); free some, or grow the volume",
+            retry_after=10,
         )
     return BlockedError(
         Reason.PERMISSIONS,
@@ -182,10 +194,30 @@ class VolumeLock:
             self._descriptor = None
 
 
+class Space(NamedTuple):
+    """What an unprivileged process can still have of a file system."""
+
+    bytes: int
+    inodes: int | None  # None where it does not count them
+
+    def __str__(self) -> str:
+        return f"{self.bytes // MIB} MiB" + ("" if self.inodes is None else f" and {self.inodes} inodes") + " free now"
+
+    @property
+    def enough(self) -> bool:
+        """Whether Postgres can go on with it."""
+        return self.bytes >= _ENOUGH and (self.inodes is None or self.inodes >= _ENOUGH_INODES)
+
+
+def space(volume: Path) -> Space:
+    """Look at what is free on the volume."""
+    status = os.statvfs(volume)
+    return Space(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
+
+
 def free_bytes(volume: Path) -> int:
     """Return how many bytes an unprivileged process can still write to the volume."""
-    status = os.statvfs(volume)
-    return status.f_bavail * status.f_frsize
+    return space(volume).bytes
 
 
 def sync(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Looks at Postgres and hindsight-api in the background, so that no probe ever waits for either."""
 
 import asyncio
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,17 +9,17 @@ from pathlib import Path
 import httpx2
 import psycopg
 
-from sidecar import database
+from sidecar import database, processes, volume
 from sidecar.machine import Server
+from sidecar.recovery import Recovery, end_of_log
+from sidecar.threads import off_loop
 
 INTERVAL = 0.5  # seconds between looks at what is up
 _EAGER = 0.1  # seconds between looks at what is starting
 TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
 NO_SPACE = "No space left on device"
 _REINITIALIZED = "all server processes terminated; reinitializing"
-# "LOG:  database system was not properly shut down; automatic recovery in progress", then every ten seconds
-# "LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/5A3F2C8" (PostgreSQL 15 and later).
-_RECOVERY = re.compile(r"LOG: +.*?(automatic recovery in progress|redo in progress, .*)$")
+_LOCK_TIMEOUT = 1.0  # seconds for a lock on the memories; less than `TIMEOUT`, so that it is not taken for a hang
 
 
 def postgres_state(error: Exception) -> Server:
@@ -69,14 +68,21 @@ class PostgresWatch(Watch):
         schemas: those that hold memories, as it was seen last.
         reinitialized: how often Postgres began again with all of its processes, since one of them ended badly.
         no_space_at: monotonic seconds of the last time that Postgres said it found no space, None where it did not.
+        recovery: of this start, None where there is none.
+        locked: why the memories cannot even be counted, as one sentence; None where they can.
+        postmaster: its pid, None where none runs.
 
     """
 
-    def __init__(self, socket_dir: Path, changed: Callable[[], None]) -> None:
+    def __init__(self, socket_dir: Path, pgdata: Path, changed: Callable[[], None]) -> None:
         super().__init__(changed)
         self._socket_dir = socket_dir
+        self._pgdata = pgdata
+        self._measuring: asyncio.Task[int | None] | None = None
+        self.recovery: Recovery | None = None
+        self.locked: str | None = None
+        self.postmaster: int | None = None
         self._connection: database.Connection | None = None
-        self._recovering: str | None = None
         self.no_space_at: float | None = None
         self.schemas: frozenset[str] = frozenset()
         self.reinitialized = 0
@@ -87,13 +93,30 @@ class PostgresWatch(Watch):
             self.no_space_at = time.monotonic()
             self._changed()
         self.reinitialized += _REINITIALIZED in line
-        if self.server in (Server.STARTING, Server.RECOVERING) and (found := _RECOVERY.search(line)):
-            self._recovering = found[1]
-            self._see(Server.RECOVERING, found[1])
+        if self.server not in (Server.STARTING, Server.RECOVERING):
+            return
+        begun = Recovery.begun(line)
+        self.recovery = begun or self.recovery
+        if self.recovery is not None and (self.recovery.hear(line) or begun is not None):
+            self._see(Server.RECOVERING, self.recovery.sentence)
+            self._measure(self.recovery)
+
+    def _measure(self, recovery: Recovery) -> None:
+        """Find out, once, where the log ends that is replayed."""
+        if self._measuring is not None or recovery.begins is None:
+            return
+
+        def take(measuring: "asyncio.Task[int | None]") -> None:
+            # It is told for what it is worth: a log that cannot be read, Postgres itself will complain of.
+            if not measuring.cancelled() and measuring.exception() is None and recovery.ends is None:
+                recovery.ends = measuring.result()
+
+        self._measuring = asyncio.create_task(off_loop(end_of_log, self._pgdata))
+        self._measuring.add_done_callback(take)
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        self._recovering = None
+        self._forget()
         self._see(Server.STARTING, None)
         look: asyncio.Task[None] | None = None
         try:
@@ -102,8 +125,8 @@ class PostgresWatch(Watch):
                 # Not cancelled when it is late: ending a query asks the same server that does not answer.
                 await asyncio.wait({look}, timeout=TIMEOUT)
                 if look.done():
-                    self._take(look.exception())
-                    look = None
+                    error, look = look.exception(), None
+                    self._take(error, await self._stopped() if error is None else None)
                 elif self.server in (Server.UP, Server.UNRESPONSIVE):
                     self._see(Server.UNRESPONSIVE, f"no answer to a query within {TIMEOUT:g} s")
                 await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
@@ -112,17 +135,42 @@ class PostgresWatch(Watch):
                 look.cancel()
             if self._connection is not None:
                 self._connection.pgconn.finish()
+            if self._measuring is not None:
+                self._measuring.cancel()
 
-    def _take(self, error: BaseException | None) -> None:
+    def _forget(self) -> None:
+        self.recovery = self.locked = self._measuring = None
+
+    def end(self) -> None:
+        """Note that there is nothing to look at any more."""
+        super().end()
+        self._forget()
+        self.postmaster = None
+
+    async def _stopped(self) -> str | None:
+        """Name a process of Postgres that is stopped: what it was to do, or holds, all others wait for sooner or later."""
+        if self.postmaster is None:
+            return None
+        own = processes.member(self.postmaster)
+        stopped = [one for one in (own, *processes.children(self.postmaster)) if one is not None and one.state == "T"]
+        if not stopped:
+            return None
+        pid = stopped[0].pid
+        title = await off_loop(processes.title, pid)
+        return f"PostgreSQL process {pid} ({title}) is stopped; `kill -CONT {pid}` lets it go on"
+
+    def _take(self, error: BaseException | None, stopped: str | None) -> None:
         if error is None:
-            self._see(Server.UP, None)
+            self.recovery = None
+            self._see(Server.UP if stopped is None else Server.UNRESPONSIVE, stopped)
         elif isinstance(error, psycopg.Error | OSError):
             self._drop()
-            seen = Server.RECOVERING if self._recovering else postgres_state(error)
+            seen = Server.RECOVERING if self.recovery else postgres_state(error)
             if self.server in (Server.UP, Server.UNRESPONSIVE) and seen is Server.STARTING:
                 seen = Server.UNRESPONSIVE
             said = str(error).strip().splitlines()
-            self._see(seen, self._recovering or (said[-1] if said else type(error).__name__))
+            fault = self.recovery.sentence if self.recovery else said[-1] if said else type(error).__name__
+            self._see(seen, fault)
         else:
             raise error
 
@@ -130,11 +178,70 @@ class PostgresWatch(Watch):
         if self._connection is not None:
             self._connection.pgconn.finish()
             self._connection = None
+        self.locked = None
 
     async def _look(self) -> None:
         if self._connection is None:
-            self._connection = await database.connect(self._socket_dir)
+            self._connection = await database.connect(self._socket_dir, lock_timeout=_LOCK_TIMEOUT)
         self.schemas = frozenset(await database.memory_schemas(self._connection))
+        try:
+            await database.touch_memories(self._connection, self.schemas)
+        except psycopg.errors.LockNotAvailable:
+            # By hindsight-api itself, as it migrates, or by somebody at work.
+            holder = await database.holder_of_memories(self._connection)
+            self.locked = f"PostgreSQL process {holder or 'unknown'} holds a lock on memory_units that every memory call waits for"
+        else:
+            self.locked = None
+
+
+class VolumeWatch(Watch):
+    """Asks the volume's file system what is free, again and again, in a thread: one that hangs holds up whoever asks.
+
+    Attributes:
+        space: what was free last, None before the first answer and where there is no volume yet.
+
+    """
+
+    def __init__(self, directory: Path, changed: Callable[[], None]) -> None:
+        super().__init__(changed)
+        self._directory = directory
+        self.space: volume.Space | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        look: asyncio.Task[volume.Space] | None = None
+        while True:
+            look = look or asyncio.create_task(off_loop(volume.space, self._directory))
+            await asyncio.wait({look}, timeout=TIMEOUT)
+            if look.done():
+                self._take(look)
+                look = None
+            else:
+                self._see(
+                    Server.UNRESPONSIVE,
+                    f"{self._directory} gave no answer within {TIMEOUT:g} s; look at its disk, or at what it is mounted from",
+                )
+            await asyncio.sleep(INTERVAL)
+
+    def _take(self, look: "asyncio.Task[volume.Space]") -> None:
+        error = look.exception()
+        if error is None:
+            self.space = look.result()
+            self._see(Server.UP, None)
+        elif isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+            self.end()  # not there yet, or not for us: taking the volume says what is wrong with it
+        elif isinstance(error, OSError):
+            self._see(
+                Server.UNRESPONSIVE,
+                f"{self._directory} cannot be looked at ({error.strerror}); look at its disk, or at what it is mounted from",
+            )
+        else:
+            raise error
+
+    def end(self) -> None:
+        """Note that there is nothing to look at any more."""
+        super().end()
+        self.space = None
 
 
 class ApiWatch(Watch):

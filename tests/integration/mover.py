@@ -210,7 +210,7 @@ async def dump(one: Administration, _: dict[str, Any], __: Path) -> dict[str, An
 
 
 async def restore(one: Administration, job: dict[str, Any], _: Path) -> dict[str, Any]:
-    return await ended(one.restore_dump(job["dump"], Wish()), one)
+    return await ended(await one.restore_dump(job["dump"], Wish()), one)
 
 
 async def upload(one: Administration, job: dict[str, Any], _: Path) -> dict[str, Any]:
@@ -224,7 +224,7 @@ async def upload(one: Administration, job: dict[str, Any], _: Path) -> dict[str,
     wish = Wish(dry_run=job.get("dry_run", False))
     identifier = await one.receive(body(), len(content))
     at("all of it came")
-    return await ended(one.restore_upload(identifier, wish), one)
+    return await ended(await one.restore_upload(identifier, wish), one)
 
 
 async def rollback(one: Administration, _: dict[str, Any], __: Path) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """A hindsight-api or a Postgres that is there and does not answer: told within three seconds, and over without help."""
 
-import contextlib
-import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +7,11 @@ from pathlib import Path
 
 import made
 import pytest
+from faults import TOLD_WITHIN, Alive, process_of, processes_of, resume, sql, stopped, wait_told, waiting_backend
 from harness import Answer, RunningSidecar, call, reachable_directory, wait_for
 
 pytestmark = pytest.mark.alone
 
-TOLD_WITHIN = 3.0  # seconds
 AT_ONCE = 1.0  # seconds
 HUNG_AFTER = 5.0  # seconds, the shortest that can be set
 TEXT = "The lighthouse keeper's parrot speaks four languages."
@@ -34,23 +31,6 @@ def sidecar(model_dir: Path) -> Iterator[RunningSidecar]:
             running.end()
 
 
-@contextlib.contextmanager
-def stopped(pids: list[int]) -> Iterator[float]:
-    """Have processes stopped; they go on afterwards, where they are still there. Tells when they were stopped."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield time.monotonic()
-    finally:
-        resume(pids)
-
-
-def resume(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
 def recall(sidecar: RunningSidecar, timeout: float = 60.0) -> Answer:
     body = {"query": QUESTION, "budget": "low"}
     return sidecar.memory("/banks/hung/memories/recall", "POST", body, timeout=timeout)
@@ -68,14 +48,6 @@ def remembers(answer: Answer) -> bool:
     return answer.status == 200 and {result["text"] for result in answer.json()["results"]} == {TEXT}
 
 
-def wait_told(sidecar: RunningSidecar, since: float) -> None:
-    """Wait until both addresses say that memory calls are not served, and check how long that took."""
-    for port, path in ((sidecar.port, "/health"), (sidecar.control_port, "/health"), (sidecar.control_port, "/readyz")):
-        wait_for(lambda port=port, path=path: call(port, path).status == 503, 30, f"503 from {port}{path}", every=0.02)
-    took = time.monotonic() - since
-    assert took < TOLD_WITHIN, f"the hang was told after {took:.2f} s"
-
-
 def check_refusals(sidecar: RunningSidecar, component: str) -> None:
     """Check that a memory call is refused at once, and says why and until when."""
     for _ in range(3):
@@ -88,15 +60,6 @@ def check_refusals(sidecar: RunningSidecar, component: str) -> None:
         assert (refused.json()["state"], refused.json()["subject"]) == ("degraded", component)
 
 
-def check_alive(sidecar: RunningSidecar) -> None:
-    """Check that the sidecar itself turns: a restart by Kubernetes would not help."""
-    began = time.monotonic()
-    assert call(sidecar.control_port, "/livez").status == 200
-    assert call(sidecar.control_port, "/startupz").status == 200
-    took = time.monotonic() - began
-    assert took < AT_ONCE, f"alive after {took:.2f} s"
-
-
 def test_a_hindsight_api_that_goes_on_is_kept(sidecar: RunningSidecar) -> None:
     remember(sidecar)
     before = sidecar.health()["components"]["hindsight-api"]
@@ -104,9 +67,9 @@ def test_a_hindsight_api_that_goes_on_is_kept(sidecar: RunningSidecar) -> None:
     with ThreadPoolExecutor(1) as pool, stopped([pid]) as since:
         # Nobody knows yet, so it is passed on, and waits for the stopped process.
         in_flight = pool.submit(recall, sidecar)
-        wait_told(sidecar, since)
+        wait_told(sidecar, since, "hindsight-api")
         check_refusals(sidecar, "hindsight-api")
-        check_alive(sidecar)
+        assert call(sidecar.control_port, "/startupz").status == 200
         assert sidecar.health()["components"]["hindsight-api"]["state"] == "unresponsive"
         assert not in_flight.done()
         resume([pid])
@@ -123,20 +86,66 @@ def test_a_postgres_that_goes_on_is_kept(sidecar: RunningSidecar) -> None:
     postmaster = before["postgres"]["pid"]
     pids = [postmaster, *(pid for pid in sidecar.postgres_pids() if pid != postmaster)]
     assert len(pids) > 5
-    with stopped(pids) as since:
-        wait_told(sidecar, since)
-        wait_for(
-            lambda: sidecar.health()["components"]["postgres"]["state"] == "unresponsive", 2, "that it is Postgres"
-        )
+    with Alive(sidecar) as alive, stopped(pids) as since:
+        wait_told(sidecar, since, "postgres")
         check_refusals(sidecar, "postgres")
         # Long enough for a hindsight-api that does not answer, because of it, to count as hung.
         wait_for(
             lambda: time.monotonic() > since + TOLD_WITHIN + HUNG_AFTER + 2, 20, "some seconds of a stopped Postgres"
         )
         check_refusals(sidecar, "postgres")
-        check_alive(sidecar)
         health = sidecar.health()
         assert health["database"] == "unavailable"
+    alive.check()
+    sidecar.wait_ready(30)
+    assert sidecar.health()["components"] == before
+    assert remembers(recall(sidecar))
+
+
+@pytest.mark.parametrize("kind", ["postmaster", "checkpointer"])
+def test_one_stopped_process_of_postgres_is_named(sidecar: RunningSidecar, kind: str) -> None:
+    """Queries go on being answered without either: nobody would know until new connections hang, or the disk is full."""
+    remember(sidecar)
+    before = sidecar.health()["components"]
+    pid = before["postgres"]["pid"] if kind == "postmaster" else process_of(sidecar, kind)
+    with Alive(sidecar) as alive, stopped([pid]) as since:
+        fault = wait_told(sidecar, since, "postgres")
+        assert f"process {pid} (" in fault
+        assert f"`kill -CONT {pid}`" in fault
+        check_refusals(sidecar, "postgres")
+    alive.check()
+    sidecar.wait_ready(30)
+    assert sidecar.health()["components"] == before
+    assert remembers(recall(sidecar))
+
+
+def test_a_backend_that_stops_in_the_middle_of_a_memory_call(sidecar: RunningSidecar) -> None:
+    remember(sidecar)
+    before = sidecar.health()["components"]
+    with ThreadPoolExecutor(1) as pool, sql(sidecar) as watching, sql(sidecar) as locking:
+        with locking.transaction():
+            locking.execute("LOCK TABLE memory_links")
+            in_flight = pool.submit(recall, sidecar)
+            pid = wait_for(lambda: waiting_backend(watching), 20, "a backend that waits for the lock")
+            with stopped([pid]) as since:
+                fault = wait_told(sidecar, since, "postgres")
+                assert f"process {pid} (" in fault
+                assert not in_flight.done()
+        assert remembers(in_flight.result(30)), "the call that waited is answered"
+    sidecar.wait_ready(30)
+    assert sidecar.health()["components"] == before
+
+
+def test_a_lock_that_every_memory_call_would_wait_for_is_told(sidecar: RunningSidecar) -> None:
+    remember(sidecar)
+    before = sidecar.health()["components"]
+    with sql(sidecar) as locking, locking.transaction():
+        locking.execute("LOCK TABLE memory_units")
+        since = time.monotonic()
+        detail = wait_told(sidecar, since, "postgres")
+        assert f"process {locking.info.backend_pid} holds a lock on memory_units" in detail
+        assert sidecar.health()["components"]["postgres"]["state"] == "up"
+        check_refusals(sidecar, "postgres")
     sidecar.wait_ready(30)
     assert sidecar.health()["components"] == before
     assert remembers(recall(sidecar))
@@ -146,9 +155,9 @@ def test_a_hindsight_api_that_hangs_is_replaced(sidecar: RunningSidecar) -> None
     remember(sidecar)
     before = sidecar.health()["components"]
     pid = before["hindsight-api"]["pid"]
-    with ThreadPoolExecutor(1) as pool, stopped([pid]) as since:
+    with Alive(sidecar) as alive, ThreadPoolExecutor(1) as pool, stopped([pid]) as since:
         in_flight = pool.submit(recall, sidecar)
-        wait_told(sidecar, since)
+        wait_told(sidecar, since, "hindsight-api")
         check_refusals(sidecar, "hindsight-api")
         ended = in_flight.result(30)
         took = time.monotonic() - since
@@ -158,6 +167,7 @@ def test_a_hindsight_api_that_hangs_is_replaced(sidecar: RunningSidecar) -> None
         assert "may have been stored" in ended.json()["detail"]
         check_refusals(sidecar, "hindsight-api")
         sidecar.wait_ready()
+    alive.check()
     health = sidecar.health()
     after = health["components"]
     assert after["hindsight-api"]["pid"] != pid
@@ -166,3 +176,25 @@ def test_a_hindsight_api_that_hangs_is_replaced(sidecar: RunningSidecar) -> None
     assert health["memory_count"] == 1
     assert remembers(recall(sidecar))
     assert sidecar.stop() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["everything", "postmaster", "checkpointer", "hindsight-api"])
+def test_what_is_stopped_does_not_hold_a_stop_up(sidecar: RunningSidecar, kind: str) -> None:
+    if sidecar.process is None or sidecar.process.poll() is not None:
+        sidecar.start_ready()
+    remember(sidecar)
+    before = sidecar.health()["components"]
+    pids = {
+        "everything": lambda: sorted(sidecar.postgres_pids()),
+        "postmaster": lambda: [before["postgres"]["pid"]],
+        "checkpointer": lambda: [process_of(sidecar, kind)],
+        "hindsight-api": lambda: [before["hindsight-api"]["pid"]],
+    }[kind]()
+    with stopped(pids):
+        began = time.monotonic()
+        assert sidecar.stop() == (0 if kind == "hindsight-api" else 4)
+        assert time.monotonic() - began < 9 + 1
+        wait_for(lambda: not processes_of(sidecar), 5, "nothing left")
+    sidecar.start_ready()
+    assert remembers(recall(sidecar))

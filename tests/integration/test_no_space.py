@@ -1,51 +1,203 @@
-"""A full volume: told as what it is, nothing acknowledged is lost, and freeing some is enough."""
+"""A full volume, in every phase: told as what it is, nothing acknowledged is lost, and freeing some is enough."""
 
-import os
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import made
+import psycopg
 import pytest
-from harness import on_a_small_volume, wait_for
+from faults import Alive, Filler, FullOfFiles, needs_root, on_a_disk, sql
+from harness import Answer, RunningSidecar, call, reachable_directory, store_as_they_are, wait_for
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small volume")
-SIZE = 320  # MiB, of which a fresh database takes half
+from sidecar.probe import SocketConnection
+
+pytestmark = needs_root
+SIZE = 512  # MiB, of which a fresh database takes a third
+BANK = "full"
+FIRST = "The ferryman counts his passengers twice."
+
+
+@pytest.fixture(scope="module")
+def home(model_dir: Path) -> Iterator[RunningSidecar]:
+    """Return a sidecar on a small disk of its own, not started yet."""
+    with reachable_directory() as directory:
+        directory.chmod(0o777)
+        sidecar = RunningSidecar(directory, made.api_venv(), model_dir)
+        with on_a_disk(sidecar, SIZE):
+            yield sidecar
 
 
 @pytest.fixture
-def sidecar(make_sidecar: Any) -> Iterator[Any]:
-    """Return a sidecar on a small volume of its own."""
-    made = make_sidecar()
-    with on_a_small_volume(made, SIZE):
-        yield made
+def full(home: RunningSidecar) -> Iterator[RunningSidecar]:
+    """Return it, ready."""
+    if home.process is None:
+        home.start()
+    home.wait_ready()
+    yield home
+    Filler(home).gone()
 
 
-def fill(path: Path) -> None:
-    with path.open("wb") as filler:
-        try:
-            while True:
-                filler.write(b"x" * 2**20)
-                filler.flush()
-        except OSError:
-            return
+def administer(sidecar: RunningSidecar, method: str, path: str, body: bytes | None = None) -> Answer:
+    connection = SocketConnection(sidecar.run_dir / "control.sock", 30.0)
+    try:
+        connection.request(method, path, body, {"content-type": "application/json"})
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
 
 
-def test_a_volume_that_fills_up_and_is_freed(sidecar: Any) -> None:
-    sidecar.start_ready()
-    sidecar.retain("full", ["The ferryman counts his passengers twice."])
-    filler = sidecar.volume / "filler"
-    fill(filler)
+def ended(sidecar: RunningSidecar, begun: Answer) -> dict[str, Any]:
+    """Wait for the end of an operation, and return it."""
+    assert begun.status == 202, begun.body
+    identifier = begun.json()["id"]
 
-    def refused() -> bool:
-        items = {"items": [{"content": "A note that finds no room. " * 50} for _ in range(20)], "async": False}
-        return sidecar.memory("/banks/full/memories", "POST", items, timeout=60).status != 200
+    def look() -> dict[str, Any] | None:
+        one: dict[str, Any] = administer(sidecar, "GET", f"/v1/operations/{identifier}").json()
+        return one if one["ended"] else None
 
-    wait_for(refused, 60, "a memory refused")
-    body = sidecar.wait_state("blocked(no-space)")
+    return wait_for(look, 120, "the operation's end")
+
+
+def check_told(sidecar: RunningSidecar, within: float = 60.0, says: str = " MiB and ") -> None:
+    """Check that the state names the cause, and that whoever administers it is answered."""
+    body = sidecar.wait_state("blocked(no-space)", within)
     assert str(sidecar.volume) in body["detail"]
+    wait_for(lambda: says in str(sidecar.health()["detail"]), 3, f"that it says {says!r}")
     assert sidecar.health_status() == 503
-    filler.unlink()
-    sidecar.wait_ready(60)
-    found = sidecar.memory("/banks/full/memories/list?limit=1000").json()["items"]
-    assert "The ferryman counts his passengers twice." in [item["text"] for item in found]
-    assert sidecar.stop() == 0
+    assert administer(sidecar, "GET", "/v1/dumps").status == 200
+    assert call(sidecar.control_port, "/metrics").status == 200
+
+
+def stored(sidecar: RunningSidecar) -> list[str]:
+    found = sidecar.memory(f"/banks/{BANK}/memories/list?limit=10000").json()["items"]
+    return [item["text"] for item in found]
+
+
+def test_a_disk_that_is_full_before_the_first_start_and_in_its_phases(home: RunningSidecar) -> None:
+    filler = Filler(home)
+    filler.leave(0)
+    home.start()
+    with Alive(home, from_now=False) as alive:
+        check_told(home)
+        assert not home.pgdata.exists()
+        filler.leave(30)  # enough for files to be made, and not for a cluster
+        wait_for(lambda: home.log_text().count("making the cluster") >= 1, 30, "a cluster begun")
+        check_told(home)
+        assert not home.pgdata.exists()
+        filler.gone()
+        wait_for(home.pgdata.exists, 60, "a cluster")
+        filler.leave(0)  # before hindsight-api has made its tables
+        wait_for(lambda: home.health()["subject"] == "no-space", 60, "that its migration finds no room")
+        check_told(home)
+        filler.gone()
+        home.wait_ready()
+    alive.check()
+    store_as_they_are(home, BANK, [FIRST])
+
+
+def refused(sidecar: RunningSidecar) -> bool:
+    items = {"items": [{"content": "A note that finds no room. " * 50} for _ in range(20)], "async": False}
+    return sidecar.memory(f"/banks/{BANK}/memories", "POST", items, timeout=60).status != 200
+
+
+def test_one_that_fills_up_when_ready(full: RunningSidecar) -> None:
+    filler = Filler(full)
+    filler.leave(0)
+    acknowledged = []
+
+    def next_one() -> bool:
+        text = f"Note {len(acknowledged)} was stored while the disk filled up. " * 20
+        answer = full.memory(f"/banks/{BANK}/memories", "POST", {"items": [{"content": text}], "async": False})
+        if answer.status == 200:
+            acknowledged.append(text.strip())
+        return answer.status != 200
+
+    with Alive(full) as alive:
+        wait_for(next_one, 90, "a memory refused")
+        check_told(full)
+        filler.gone()
+        full.wait_ready(60)
+    alive.check()
+    there = stored(full)
+    assert FIRST in there
+    assert [text for text in acknowledged if text not in there] == []
+
+
+def test_one_that_has_no_room_for_the_log(full: RunningSidecar) -> None:
+    """Postgres ends where it cannot write its log, and cannot start before there is room."""
+    Filler(full).leave(0)
+    pid = full.pid_of("postgres")
+    with contextlib.suppress(psycopg.Error), sql(full) as connection:
+        for _ in range(100):  # each begins a new segment of the log, until there is no old one to be written over
+            connection.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000))")
+            connection.execute("SELECT pg_switch_wal()")
+    check_told(full)
+    Filler(full).gone()
+    full.wait_ready()
+    assert FIRST in stored(full)
+    assert full.health()["components"]["postgres"]["restarts"] >= (full.pid_of("postgres") != pid)
+
+
+def test_one_that_has_no_room_for_a_checkpoint(full: RunningSidecar) -> None:
+    with sql(full) as connection:
+        connection.execute(
+            "CREATE TABLE public.dirty AS SELECT i, repeat('x', 500) AS text FROM generate_series(1, 20000) i"
+        )
+        Filler(full).leave(0)
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("INSERT INTO public.dirty SELECT i, repeat('x', 500) FROM generate_series(1, 200000) i")
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("CHECKPOINT")
+    check_told(full)
+    Filler(full).gone()
+    full.wait_ready()
+    with sql(full) as connection:
+        assert connection.execute("SELECT count(*) FROM public.dirty").fetchone() == (20000,)
+        connection.execute("DROP TABLE public.dirty")
+
+
+def test_one_that_fills_up_under_a_dump_and_under_a_restore(full: RunningSidecar) -> None:
+    """What is moved fails and says so; what is served is served, and nothing half done stays."""
+    with sql(full) as connection:  # a third of a gigabyte would not fit a second time, and takes little in a dump
+        connection.execute(
+            "CREATE TABLE public.bulk AS SELECT i, repeat('y', 400) AS text FROM generate_series(1, 220000) i"
+        )
+        connection.execute("ALTER TABLE public.bulk OWNER TO hindsight")
+        connection.execute("CHECKPOINT")
+    made_one = ended(full, administer(full, "POST", "/v1/dumps"))
+    assert made_one["outcome"] == "done", made_one
+    Filler(full).leave(20)
+    failed = ended(full, administer(full, "POST", "/v1/dumps"))
+    assert failed["outcome"] == "refused"
+    assert "MiB free" in failed["error"]
+    Filler(full).leave(90)  # enough for what is asked before, and not for all of the rows
+    begun = administer(
+        full, "POST", "/v1/restores", b'{"dump": "%s", "dry_run": true}' % made_one["report"]["dump"]["id"].encode()
+    )
+    failed = ended(full, begun)
+    assert failed["outcome"] in ("failed", "refused"), failed
+    assert "No space left" in failed["error"] or "MiB free" in failed["error"], failed
+    Filler(full).gone()
+    full.wait_ready()
+    assert FIRST in stored(full)
+    with sql(full) as connection:
+        staged = "SELECT datname FROM pg_database WHERE datname ~ 'staging'"
+        wait_for(lambda: not connection.execute(staged).fetchall(), 20, "that what was staged is dropped")
+        connection.execute("DROP TABLE public.bulk")
+    assert administer(full, "DELETE", f"/v1/dumps/{made_one['report']['dump']['id']}").status == 204
+
+
+def test_one_that_has_no_inodes_left(full: RunningSidecar) -> None:
+    files = FullOfFiles(full)
+    files.fill()
+    try:
+        with sql(full) as connection, pytest.raises(psycopg.Error, match="No space left on device"):
+            connection.execute("CREATE TABLE public.none_left ()")
+        check_told(full, says=" MiB and 0 inodes free now")
+    finally:
+        files.gone()
+    full.wait_ready()
+    assert FIRST in stored(full)
+    assert full.stop() == 0

@@ -106,3 +106,12 @@ def test_every_end_is_counted_by_how_it_came() -> None:
         restarts.record(second * CRASH_WINDOW, end)
     assert restarts.ends == {End.KILLED: 2, End.HUNG: 1}
     assert restarts.total == 3
+
+
+def test_an_end_for_a_cause_that_is_told_makes_no_crash_loop() -> None:
+    restarts = Restarts()
+    for _ in range(20):
+        restarts.record_excused(End.NO_SPACE)
+    assert restarts.total == 20
+    assert restarts.due(5.0) == 5.0
+    assert not restarts.looping(5.0)

@@ -1,11 +1,12 @@
 """A second model is not loaded where the whole container would end for it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sidecar import processes, sizing
+from sidecar import hindsight_api, processes, sizing
 from sidecar.errors import TransientError
 from sidecar.hindsight_api import HindsightApi
 from sidecar.sizing import MIB
@@ -28,3 +29,11 @@ def test_a_model_too_many(
         return
     with pytest.raises(TransientError, match=r"has 700 MiB, 100 MiB are left .* would be ended for want of memory"):
         HindsightApi._check_memory(api)
+
+
+@pytest.mark.parametrize(("own", "given"), [(0, 500), (-997, 500), (450, 550), (930, 1000), (1000, 1000)])
+def test_short_of_memory_the_kernel_takes_hindsight_api_first(
+    own: int, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"{own}\n")
+    assert hindsight_api._oom_score() == given

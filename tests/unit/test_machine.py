@@ -365,6 +365,9 @@ def test_a_crash_loop_is_over_when_the_component_is_up_and_forgotten_when_it_sta
         (complete(), "ready"),
         (complete(postgres=Server.UNRESPONSIVE), "degraded(postgres)"),
         (complete(postgres=Server.RECOVERING), "degraded(recovery)"),
+        (complete(volume_fault="it hangs", postgres=Server.UNRESPONSIVE), "degraded(volume)"),
+        (complete(locked="by 1"), "degraded(postgres)"),
+        (complete(locked="by 1", api=Server.STARTING, ever_ready=False), "starting(hindsight-api)"),
         (complete(api=Server.DOWN), "degraded(hindsight-api)"),
         (complete(proved=False), "degraded(hindsight-api)"),
         (complete(maintenance="dump"), "maintenance(dump)"),
@@ -395,7 +398,7 @@ def test_a_want_of_space_is_told_while_everything_runs() -> None:
     assert state_of(world, 0.0) == State(Phase.READY)
     world.no_space = "Postgres found no space"
     assert state_of(world, 0.0) == State(Phase.BLOCKED, Reason.NO_SPACE, "Postgres found no space")
-    assert decide(world, 0.0, api_hung_after=60.0) == Decision(Step.WAIT)
+    assert look(world, 0.0) == Decision(Step.WAIT)
     world.no_space = None
     assert state_of(world, 0.0) == State(Phase.READY)
 
@@ -403,11 +406,45 @@ def test_a_want_of_space_is_told_while_everything_runs() -> None:
 def test_for_an_exchange_of_data_directories_both_go_down_and_stay_down() -> None:
     world = complete(fault=Fault(Reason.FOREIGN_CLUSTER, "made by others", 9.0))
     world.postgres_wanted = world.api_wanted = False
-    assert decide(world, 0.0, api_hung_after=60.0).step is Step.STOP_API
+    assert look(world, 0.0).step is Step.STOP_API
     world.api_ended()
-    assert decide(world, 0.0, api_hung_after=60.0).step is Step.STOP_POSTGRES
+    assert look(world, 0.0).step is Step.STOP_POSTGRES
     world.postgres_ended()
-    assert decide(world, 0.0, api_hung_after=60.0) == Decision(Step.WAIT)
+    assert look(world, 0.0) == Decision(Step.WAIT)
     world.postgres_wanted = True
     world.fault = None
-    assert decide(world, 0.0, api_hung_after=60.0).step is Step.PREPARE_CLUSTER
+    assert look(world, 0.0).step is Step.PREPARE_CLUSTER
+
+
+def test_a_state_says_how_far_it_is_and_what_for() -> None:
+    assert state_of(complete(postgres=Server.RECOVERING, recovery="21 %"), 0.0).detail == "21 %"
+    assert state_of(complete(recovery="21 %"), 0.0).detail is None
+    assert state_of(complete(locked="by 1"), 0.0).detail == "by 1"
+    assert state_of(complete(volume_fault="it hangs"), 0.0).detail == "it hangs"
+
+
+def test_nothing_is_begun_on_a_volume_that_hangs() -> None:
+    for world in (World(), complete(postgres=Server.DOWN), complete(api=Server.DOWN), complete(proved=False)):
+        world.see_volume("it hangs")
+        assert look(world, 0.0).step is Step.WAIT
+        world.see_volume(None)
+        assert look(world, 0.0).step is not Step.WAIT
+    world = complete()
+    world.see_volume("it hangs")
+    world.see_api(Server.UNRESPONSIVE, 10.0)
+    world.see_api(Server.UNRESPONSIVE, 1000.0)
+    assert look(world, 1000.0).step is Step.WAIT, "it waits for the volume, as all do"
+    world.see_volume(None)
+    assert look(world, 1000.0).step is Step.WAIT, "it has its time from now on"
+    world.see_api(Server.UP, 1001.0)
+    assert look(world, 1001.0).step is Step.PROVE
+    world.stopping = True
+    world.see_volume("it hangs")
+    assert look(world, 0.0).step is Step.STOP
+
+
+def test_hindsight_api_is_not_started_where_postgres_finds_no_space() -> None:
+    world = complete(api=Server.DOWN, no_space="0 MiB free")
+    assert look(world, 0.0).step is Step.WAIT
+    world.no_space = None
+    assert look(world, 0.0).step is Step.START_API

@@ -1,28 +1,32 @@
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sidecar import postgres
 from sidecar.initscripts import InitScripts
 from sidecar.machine import Server
 from sidecar.postgres import Postgres
 from sidecar.settings import Settings
 from sidecar.sizing import MIB
+from sidecar.volume import Space
 
 FULL = '2026-11-29 18:00:00 UTC [1] ERROR:  could not extend file "base/5/1": No space left on device'
 
 
-def component(tmp_path: Path, changed: asyncio.Event) -> Postgres:
+def component(tmp_path: Path, changed: asyncio.Event, space: Callable[[], Space | None] = lambda: None) -> Postgres:
     settings = Settings(PGDATA=tmp_path / "pgdata", run_dir=tmp_path)
-    return Postgres(settings, InitScripts(tmp_path, tmp_path, "info"), {}, "UTC", changed.set)
+    return Postgres(settings, InitScripts(tmp_path, tmp_path, "info"), {}, "UTC", changed.set, space)
 
 
-def test_a_want_of_space_is_told_until_there_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = 0
-    monkeypatch.setattr(postgres.volume, "free_bytes", lambda _: free)
+@pytest.mark.parametrize(
+    ("short", "says"),
+    [(Space(0, 5000), "0 MiB and 5000 inodes free now"), (Space(512 * MIB, 0), "512 MiB and 0 inodes")],
+)
+def test_a_want_of_space_is_told_until_there_is_enough(tmp_path: Path, short: Space, says: str) -> None:
+    space = short
     changed = asyncio.Event()
-    it = component(tmp_path, changed)
+    it = component(tmp_path, changed, lambda: space)
     assert it.wants_space(0.0) is None, "a nearly full volume alone is no fault"
     it.watch.hear(FULL)
     assert changed.is_set()
@@ -31,13 +35,14 @@ def test_a_want_of_space_is_told_until_there_is_enough(tmp_path: Path, monkeypat
     told = it.wants_space(said + 1)
     assert told is not None
     assert str(tmp_path) in told
-    assert "0 MiB free" in told
-    free = 512 * MIB
-    # Inodes or a quota may be what is short: the free bytes alone do not end it at once.
+    assert says in told
+    assert it.wants_space(said + 60) is not None
+    space = Space(512 * MIB, 5000)
+    # A quota may be what is short: what is free does not end it at once.
     assert it.wants_space(said + 1) is not None
     assert it.wants_space(said + 60) is None
     assert it.wants_space(said + 61) is None
-    free = 0
+    space = short
     assert it.wants_space(said + 62) is None, "it is over until Postgres says so again"
 
 
@@ -49,8 +54,9 @@ def test_a_recovery_is_told_by_postgres_own_lines(tmp_path: Path) -> None:
     it.watch.server = Server.STARTING
     it.watch.hear(line)
     assert it.watch.server is Server.RECOVERING
+    assert it.watch.fault == "Postgres is about to replay its log"
     it.watch.hear("LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/5A3F2C8")
-    assert it.watch.fault == "redo in progress, elapsed time: 10.00 s, current LSN: 0/5A3F2C8"
+    assert it.watch.fault == "Postgres replays its log"
     it.watch.server = Server.UP
     it.watch.hear(line)
     assert it.watch.server is Server.UP

@@ -1,11 +1,14 @@
 """A /proc made by hand: what must be seen in the real one cannot be made to happen there."""
 
 import os
+import subprocess
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sidecar.processes import Process, all_processes, memory, postgres_in
+from sidecar.processes import Process, all_processes, children, kill, member, memory, postgres_in, title
 
 
 class Proc:
@@ -103,3 +106,22 @@ def test_the_real_proc_has_this_process() -> None:
 def test_the_memory_of_a_process() -> None:
     assert memory(os.getpid()) > 1024**2
     assert memory(2**22 + 1) == 0
+
+
+def test_the_children_of_a_process_and_their_end() -> None:
+    with subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        deadline = time.monotonic() + 20
+        while title(child) != "sleep 60":  # it was forked, and becomes another program in a moment
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        found = children(parent.pid)
+        assert [one.pid for one in found] == [child]
+        kill([replace(found[0], started=found[0].started - 1)])  # by that number another one, long gone
+        assert member(child) == found[0]
+        kill(found)
+        parent.wait(20)
+    assert children(parent.pid) == []
+    assert member(parent.pid) is None
+    kill(found)

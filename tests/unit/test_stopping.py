@@ -10,10 +10,12 @@ import psycopg
 import pytest
 
 from sidecar import stopping
+from sidecar.processes import Member
 from sidecar.stopping import stop_children
 
 T = TypeVar("T")
 Log = list[tuple[str, signal.Signals]]
+NOBODY = 2**22 + 1  # more than a pid can be
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -29,7 +31,7 @@ class Fake:
 
     def __init__(self, name: str, log: Log, ends: dict[signal.Signals, tuple[float, int]]) -> None:
         self.name = name
-        self.pid = 1
+        self.pid = NOBODY
         self._log = log
         self._ends = ends
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -75,16 +77,26 @@ async def stop(
     shut_down: bool = False,
 ) -> tuple[stopping.Stop, list[str]]:
     told: list[str] = []
-    swept: list[bool] = []
-    result = await stop_children(
-        api,
-        postgres,
-        budget,
-        checkpoint=checkpoint,
-        shut_down=lambda: shut_down,
-        kill_left=lambda: swept.append(True),
-        tell=lambda text, **_: told.append(text),
-    )
+    swept: list[list[Member]] = []
+
+    async def is_shut_down() -> bool:
+        return shut_down
+
+    def children(pid: int) -> list[Member]:
+        assert pid == NOBODY
+        return [Member(NOBODY, 0, "T")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping.processes, "children", children)
+        patch.setattr(stopping.processes, "kill", swept.append)
+        result = await stop_children(
+            api,
+            postgres,
+            budget,
+            checkpoint=checkpoint,
+            shut_down=is_shut_down,
+            tell=lambda text, **_: told.append(text),
+        )
     assert all(child is None or child.returncode is not None for child in (api, postgres)), "not reaped"
     assert ("postgres", signal.SIGTERM) not in log
     assert bool(swept) == (("postgres", signal.SIGQUIT) in log), "after a hard stop, and only then"

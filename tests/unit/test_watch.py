@@ -1,4 +1,10 @@
 import asyncio
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +14,8 @@ import pytest
 
 from sidecar import watch
 from sidecar.machine import Server
-from sidecar.watch import ApiWatch, PostgresWatch, postgres_state
+from sidecar.volume import Space
+from sidecar.watch import ApiWatch, PostgresWatch, VolumeWatch, postgres_state
 
 
 @pytest.mark.parametrize(
@@ -27,7 +34,7 @@ def test_what_postgres_is_doing_is_told_by_how_it_refuses(said: str, server: Ser
 
 
 def test_postgres_own_beginnings_are_heard(tmp_path: Path) -> None:
-    watch = PostgresWatch(tmp_path, lambda: None)
+    watch = PostgresWatch(tmp_path, tmp_path, lambda: None)
     watch.hear("2026-11-29 17:08:40 UTC [7] LOG:  server process (PID 12) was terminated by signal 9: Killed")
     assert watch.reinitialized == 0
     watch.hear("2026-11-29 17:08:40 UTC [7] LOG:  all server processes terminated; reinitializing")
@@ -123,3 +130,96 @@ def test_an_api_that_hangs_is_seen_as_such(monkeypatch: pytest.MonkeyPatch) -> N
 
     asyncio.run(work())
     assert seen[-1] == (Server.UNRESPONSIVE, "no answer to /health within 0.05 s")
+
+
+def test_a_volume_that_hangs_and_goes_on_is_seen_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "INTERVAL", 0.0)
+    monkeypatch.setattr(watch, "TIMEOUT", 0.05)
+    free, asked = threading.Event(), threading.Event()
+
+    def space(_: Path) -> Space:
+        asked.set()
+        free.wait(20)
+        return Space(1, 2)
+
+    monkeypatch.setattr(watch.volume, "space", space)
+    seen: list[tuple[Server, str | None]] = []
+
+    async def work() -> None:
+        over = asyncio.Event()
+
+        def changed() -> None:
+            seen.append((made.server, made.fault))
+            if made.server is Server.UNRESPONSIVE:
+                free.set()
+            if made.server is Server.UP:
+                over.set()
+
+        made = VolumeWatch(tmp_path, changed)
+        watching = asyncio.ensure_future(made.run())
+        async with asyncio.timeout(20):
+            await over.wait()
+        watching.cancel()
+        await asyncio.wait({watching})
+        assert made.space == Space(1, 2)
+
+    asyncio.run(work())
+    assert [server for server, _ in seen] == [Server.UNRESPONSIVE, Server.UP]
+    assert str(seen[0][1]).startswith(f"{tmp_path} gave no answer within 0.05 s")
+
+
+@pytest.mark.parametrize(
+    ("error", "server"),
+    [(FileNotFoundError(errno.ENOENT, "No such file"), Server.DOWN), (PermissionError(errno.EACCES, "no"), Server.DOWN),
+     (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), Server.UNRESPONSIVE)],
+)  # fmt: skip
+def test_a_volume_that_is_not_there_is_no_fault_and_one_that_fails_is(error: OSError, server: Server) -> None:
+    async def work() -> VolumeWatch:
+        async def fail() -> Space:
+            raise error
+
+        made = VolumeWatch(Path("/volume"), lambda: None)
+        made.server, made.space = Server.UP, Space(1, 2)
+        look = asyncio.ensure_future(fail())
+        await asyncio.wait({look})
+        made._take(look)
+        return made
+
+    made = asyncio.run(work())
+    assert made.server is server
+    assert (made.fault is None) == (server is Server.DOWN)
+    if made.fault:
+        assert "cannot be looked at (Transport endpoint is not connected)" in made.fault
+
+
+def test_a_stopped_process_of_postgres_is_named(tmp_path: Path) -> None:
+    async def named(pid: int) -> str | None:
+        made = PostgresWatch(tmp_path, tmp_path, lambda: None)
+        assert await made._stopped() is None
+        made.postmaster = pid
+        return await made._stopped()
+
+    def wait_named(pid: int) -> str:
+        deadline = time.monotonic() + 20
+        while (told := asyncio.run(named(pid))) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return told
+
+    with subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            assert asyncio.run(named(parent.pid)) is None
+            os.kill(child, signal.SIGSTOP)
+            told = wait_named(parent.pid)
+            assert told.startswith(f"PostgreSQL process {child} (")
+            assert told.endswith(f") is stopped; `kill -CONT {child}` lets it go on")
+            os.kill(child, signal.SIGCONT)
+            os.kill(parent.pid, signal.SIGSTOP)
+            told = wait_named(parent.pid)
+            assert f"process {parent.pid}" in told
+        finally:
+            for pid in (child, parent.pid):
+                os.kill(pid, signal.SIGKILL)
+    assert asyncio.run(named(parent.pid)) is None

@@ -1,0 +1,70 @@
+"""Work in threads that nobody has to wait for."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sidecar import threads
+from sidecar.threads import iterate_off_loop, off_loop
+
+
+def test_what_it_returns_and_raises_comes_back() -> None:
+    async def work() -> None:
+        assert await off_loop(divmod, 7, 2) == (3, 1)
+        with pytest.raises(FileNotFoundError):
+            await off_loop(open, "/nowhere/at/all")
+        assert await off_loop(threading.get_ident) != threading.get_ident()
+
+    asyncio.run(work())
+
+
+def test_an_idle_thread_is_used_again_and_a_hung_one_holds_nobody_up() -> None:
+    free = threading.Event()
+
+    async def work() -> None:
+        hung = [asyncio.ensure_future(off_loop(free.wait)) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert await off_loop(lambda: "done") == "done"
+        before = threading.active_count()
+        for _ in range(20):
+            await off_loop(time.monotonic)
+        assert threading.active_count() <= before + 1
+        for one in hung:
+            one.cancel()
+        done, waiting = await asyncio.wait(hung, timeout=5)
+        assert (len(done), len(waiting)) == (50, 0)
+
+    try:
+        asyncio.run(work())
+    finally:
+        free.set()
+
+
+def test_pieces_come_one_by_one() -> None:
+    def pieces() -> Iterator[bytes]:
+        assert threading.current_thread().name == "disk"
+        yield b"one"
+        yield b"two"
+
+    async def work() -> list[bytes]:
+        return [piece async for piece in iterate_off_loop(pieces())]
+
+    assert asyncio.run(work()) == [b"one", b"two"]
+
+
+def test_a_process_ends_while_a_thread_of_it_hangs() -> None:
+    program = (
+        "import asyncio, threading\n"
+        "from sidecar.threads import off_loop\n"
+        "async def work():\n"
+        "    task = asyncio.ensure_future(off_loop(threading.Event().wait))\n"
+        "    await asyncio.wait({task}, timeout=0.1)\n"
+        "asyncio.run(work())\n"
+    )
+    root = threads.__file__.rpartition("/sidecar/")[0]
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20, env={"PYTHONPATH": root})
