@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import identity
 import kills
 import made
 import stops
@@ -48,7 +49,8 @@ def matrix(model_dir: Path, stack: ExitStack) -> tuple[list[Case], dict[str, Rig
     home.mkdir()
     home.chmod(0o777)
     older = kills.OlderVolume(home, model_dir)
-    return [*kills.cases(rig, older), *stops.cases(rig, older)], {kills.GROUP: rig, stops.GROUP: rig}
+    cases = [*kills.cases(rig, older), *stops.cases(rig, older), *identity.cases(rig)]
+    return cases, dict.fromkeys((kills.GROUP, stops.GROUP, identity.GROUP), rig)
 
 
 def torture(
