@@ -18,7 +18,6 @@ from sidecar import (
     database,
     log,
     machine,
-    model,
     swapping,
     upstream,
     users,
@@ -66,12 +65,13 @@ class Supervisor:
         settings: Settings,
         environ: Mapping[str, str],
         status: Status,
+        installed: upstream.Upstream,
         scripts: Path,
         *,
         first_ready: Callable[[], None] | None = None,
     ) -> None:
         self.world = World()
-        self.installed = upstream.find(settings.api_venv)
+        self.installed = installed
         self.gave_up: State | None = None
         self._settings = settings
         self._environ = environ
@@ -109,7 +109,6 @@ class Supervisor:
 
     async def run(self) -> Stop:
         """Supervise until asked to stop or until giving up; return once Postgres is reaped."""
-        self._tell_what_is_known()
         self._space.start()
         try:
             while True:
@@ -128,16 +127,6 @@ class Supervisor:
         finally:
             stop = await self._end()
         return stop
-
-    def _tell_what_is_known(self) -> None:
-        expected = {**api_environment.defaults(), **api_environment.given(self._environ)}
-        self._status.update(
-            pgdata=str(self._settings.pgdata),
-            versions={"hindsight-api": self.installed.version, "postgres": None},
-            upstream_version=upstream.expected_version_body(self.installed, expected),
-        )
-        with contextlib.suppress(BlockedError):  # shown from the first second on; CHECK_DATABASE says what is wrong
-            self._status.update(model=model.read(self._settings.model_dir, self._settings.flavor).to_json())
 
     # What is seen -----------------------------------------------------------------------------------------------
 
