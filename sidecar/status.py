@@ -21,6 +21,13 @@ _SAMPLING = State(
 )
 
 
+def component(
+    state: str = "down", pid: int | None = None, restarts: int = 0, fault: str | None = None
+) -> dict[str, Any]:
+    """Return what `/health` tells of Postgres or hindsight-api; by default, of one that was not started yet."""
+    return {"state": state, "pid": pid, "restarts": restarts, "fault": fault}
+
+
 @dataclass(frozen=True)
 class Picture:
     """The sidecar at one moment.
@@ -47,8 +54,8 @@ class Picture:
     state: State = field(default_factory=lambda: State(Phase.STARTING, Subject.VOLUME))
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     sampled: float = field(default_factory=time.monotonic)
-    postgres: dict[str, Any] = field(default_factory=dict)
-    api: dict[str, Any] = field(default_factory=dict)
+    postgres: dict[str, Any] = field(default_factory=component)
+    api: dict[str, Any] = field(default_factory=component)
     versions: dict[str, str | None] = field(default_factory=dict)
     model: dict[str, Any] | None = None
     ends: Mapping[str, Mapping[End, int]] = field(default_factory=dict)

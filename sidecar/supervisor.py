@@ -38,7 +38,7 @@ from sidecar.schedule import Retention, Times
 from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
 from sidecar.space import SpaceWatch
-from sidecar.status import Status
+from sidecar.status import Status, component
 from sidecar.stopping import Stop, stop_children
 
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
@@ -370,9 +370,5 @@ def _take_no_notice(work: "asyncio.Future[None]") -> None:
 
 
 def _component(server: Server, child: Child | None, restarts: int, fault: str | None) -> dict[str, Any]:
-    return {
-        "state": server.value,
-        "pid": child.pid if child else None,
-        "restarts": restarts,
-        "fault": None if server in (Server.UP, Server.DOWN) else fault,
-    }
+    told = None if server in (Server.UP, Server.DOWN) else fault
+    return component(server.value, child.pid if child else None, restarts, told)
