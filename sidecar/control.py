@@ -11,6 +11,7 @@ from starlette.routing import Match
 from sidecar import __version__, administration_routes, probes
 from sidecar.administrators import MAY, Administrators
 from sidecar.asgi import problem
+from sidecar.faultless import FAULT
 from sidecar.metrics import CONTENT_TYPE, Metrics
 from sidecar.settings import Settings, masked
 from sidecar.status import Status
@@ -64,8 +65,7 @@ def build(settings: Settings, status: Status, metrics: Metrics) -> FastAPI:
 
     @app.exception_handler(Exception)
     def as_fault(_: Request, __: Exception) -> JSONResponse:  # `Faultless` has it in the log
-        body = problem(500, "Unexpected fault", "the log of the sidecar has the trace; this is a defect of it")
-        return administration_routes.ProblemResponse(body, 500)
+        return administration_routes.ProblemResponse(FAULT, 500)
 
     async def probe(request: Request) -> JSONResponse:
         code, body, headers = probes.answer(request.url.path, status)

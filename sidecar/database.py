@@ -74,10 +74,11 @@ async def count_memories(connection: Connection, schemas: Collection[str]) -> in
     return total
 
 
-async def size(connection: Connection) -> int:
-    """Return how many bytes the files of this database take. Postgres looks at each of them."""
-    row = await (await connection.execute("SELECT pg_database_size(current_database()) AS size")).fetchone()
-    return int(str(row["size"])) if row else 0
+async def sizes(connection: Connection) -> tuple[int, int]:
+    """Return how many bytes the files of this database take, and those of the log. Postgres looks at each of them."""
+    query = "SELECT pg_database_size(current_database()) AS data, (SELECT sum(size) FROM pg_ls_waldir()) AS log"
+    row = await (await connection.execute(query)).fetchone()
+    return (int(str(row["data"])), int(str(row["log"]))) if row else (0, 0)
 
 
 async def holder_of_memories(connection: Connection) -> int | None:

@@ -3,6 +3,8 @@
 from sidecar import log
 from sidecar.asgi import App, Message, Receive, Scope, Send, problem, send_json
 
+FAULT = problem(500, "Unexpected fault", "the log of the sidecar has the trace; this is a defect of it")
+
 
 class Faultless:
     """Serves an application; a fault of it is one log line with its trace, and a problem without any."""
@@ -35,5 +37,4 @@ class Faultless:
                 "a request met an unexpected fault", method=scope.get("method"), path=repr(scope.get("path"))
             )
             if not started and scope["type"] == "http":
-                body = problem(500, "Unexpected fault", "the log of the sidecar has the trace; this is a defect of it")
-                await send_json(send, 500, body, [(b"connection", b"close")], head=scope["method"] == "HEAD")
+                await send_json(send, 500, FAULT, [(b"connection", b"close")], head=scope["method"] == "HEAD")

@@ -67,10 +67,6 @@ class AllowedHosts:
             return FOREIGN_HOST
         return None if self._asked_from_here(headers, host) else FOREIGN_ORIGIN
 
-    def allows(self, headers: Headers) -> bool:
-        """Tell whether a request's raw headers name one of us, exactly once."""
-        return self._everything or self._host(headers) is not None
-
     def _host(self, headers: Headers) -> bytes | None:
         hosts = [value for name, value in headers if name == b"host"]
         return hosts[0] if len(hosts) == 1 and host_of(hosts[0].decode("latin-1")) in self._names else None

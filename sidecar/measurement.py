@@ -1,4 +1,4 @@
-"""How many memories there are and what their database takes: asked for in the background, and waited for by nothing."""
+"""How many memories there are, and what their database and its log take: asked for in the background, and waited for by nothing."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ import psycopg
 from sidecar import database
 
 _INTERVAL = 0.5  # seconds between counts
-_SIZE_INTERVAL = 30.0  # seconds between looks at the size, for which Postgres looks at every file
+_SIZE_INTERVAL = 30.0  # seconds between looks at the sizes, for which Postgres looks at every file
 # Either takes time that grows with the memories, so it is done the more rarely the longer it took.
 _SHARE = 50
 T = TypeVar("T")
@@ -23,6 +23,7 @@ class Measurement:
     Attributes:
         memory_count: rows in memory_units over all schemas, None before the first count and while there is no such table.
         database_bytes: what the files of the served database take, None before the first look.
+        wal_bytes: what the files of the write-ahead log take, None before the first look.
 
     """
 
@@ -30,6 +31,7 @@ class Measurement:
         """`schemas` returns those that hold memories, None while Postgres does not answer."""
         self.memory_count: int | None = None
         self.database_bytes: int | None = None
+        self.wal_bytes: int | None = None
         self._socket_dir = socket_dir
         self._schemas = schemas
         self._connection: database.Connection | None = None
@@ -60,7 +62,7 @@ class Measurement:
             self.memory_count, took = await _timed(database.count_memories(connection, schemas))
             self._count_due = time.monotonic() + _SHARE * took
         if now >= self._size_due:
-            self.database_bytes, took = await _timed(database.size(connection))
+            (self.database_bytes, self.wal_bytes), took = await _timed(database.sizes(connection))
             self._size_due = time.monotonic() + max(_SIZE_INTERVAL, _SHARE * took)
 
     def _drop(self) -> None:

@@ -100,10 +100,10 @@ def _sizes(picture: Picture) -> Iterator[Metric]:
     sizes: list[tuple[str, str, int | None]] = [
         ("memories", "Rows in memory_units.", picture.memory_count),
         ("database_size_bytes", "Size of the served database.", picture.database_bytes),
+        ("wal_size_bytes", "Size of Postgres' write-ahead log.", picture.wal_bytes),
     ]
     if (space := picture.space) is not None:
         sizes += [
-            ("wal_size_bytes", "Size of Postgres' write-ahead log.", space.wal),
             ("volume_size_bytes", "Size of the volume's filesystem.", space.size),
             ("volume_free_bytes", "What can still be written to the volume.", space.free),
         ]

@@ -1,12 +1,13 @@
 """A running sidecar: supervisor, gateway and control API on one event loop."""
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from sidecar import api_environment, log
+from sidecar import api_environment, log, upstream
 from sidecar.asgi import App
 from sidecar.control_listener import SOCKET, TCP, Later, Marked, metrics_app
 from sidecar.environment import Sorted
@@ -96,10 +97,11 @@ class Sidecar:
             self._settings,
             kept,
             self._status,
+            self._installed,
             installed(),
             first_ready=self._welcome if self._wants_welcome else None,
         )
-        check_api_variables(self._settings, self._found, supervisor.installed)
+        check_api_variables(self._settings, self._found, self._installed)
         app = control.build(self._settings, self._status, self._metrics)
         supervisor.administration.attach_to(app)
         self._metrics.watch_operations(supervisor.administration)
@@ -107,6 +109,17 @@ class Sidecar:
         if self._stop_asked is not None:
             supervisor.request_stop(self._stop_asked)
         return supervisor
+
+    def _tell_what_is_known(self) -> None:
+        """Have the first answer say all that later ones say, as far as nothing has to run for it."""
+        expected = {**api_environment.defaults(), **api_environment.given(self._found.kept)}
+        self._status.update(
+            pgdata=str(self._settings.pgdata),
+            versions={"hindsight-api": self._installed.version, "postgres": None},
+            upstream_version=upstream.expected_version_body(self._installed, expected),
+        )
+        with contextlib.suppress(BlockedError):  # what is wrong with it is told once it is to be loaded
+            self._status.update(model=read(self._settings.model_dir, self._settings.flavor).to_json())
 
     def _welcome(self) -> None:
         program = str(Path(sys.prefix) / "bin" / "hindsight-sidecar")
@@ -131,11 +144,14 @@ class Sidecar:
 
     async def run(self) -> int:
         """Run until the end; return the exit code."""
-        servers = self._servers()
+        servers: list[Server] = []
         self._log.info("sidecar started", **changed(self._settings))
         if self._found.links:
             self._log.info("dropped Kubernetes' service links", names=self._found.links)
         try:
+            self._installed = upstream.find(self._settings.api_venv)
+            self._tell_what_is_known()
+            servers = self._servers()
             await asyncio.gather(*(server.listening() for server in servers))
             await asyncio.to_thread(_import_the_rest)
             self._supervisor = self._make_supervisor()

@@ -10,7 +10,7 @@ from sidecar import __version__
 from sidecar.backoff import End
 from sidecar.machine import Phase, State, Subject
 from sidecar.schedule import Record
-from sidecar.space import Space
+from sidecar.volume import Space
 
 STALE_AFTER = 3.0  # seconds; an older sample proves nothing any more
 RETRY_AFTER = 2  # seconds, what a refused client is told
@@ -19,6 +19,13 @@ _SAMPLING = State(
     Subject.SAMPLING,
     f"Postgres and hindsight-api were not looked at for {STALE_AFTER:g} s: the sidecar itself does not get to run; give it more CPU",
 )
+
+
+def component(
+    state: str = "down", pid: int | None = None, restarts: int = 0, fault: str | None = None
+) -> dict[str, Any]:
+    """Return what `/health` tells of Postgres or hindsight-api; by default, of one that was not started yet."""
+    return {"state": state, "pid": pid, "restarts": restarts, "fault": fault}
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class Picture:
         volume: whether its file system answers, and what is free on it.
         memory_count: rows in memory_units over all tenants, None before the first count.
         database_bytes: size of the served database, None before it was measured.
-        space: of the volume, None before it was measured.
+        wal_bytes: size of Postgres' write-ahead log, None before it was measured.
+        space: of the volume, None before it was looked at and while it cannot be.
         upstream_version: the body of hindsight-api's own `/version`, from the running one or worked out before.
         ever_ready: whether this start was ready once.
         pgdata: where the memories are.
@@ -48,13 +56,14 @@ class Picture:
     state: State = field(default_factory=lambda: State(Phase.STARTING, Subject.VOLUME))
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     sampled: float = field(default_factory=time.monotonic)
-    postgres: dict[str, Any] = field(default_factory=dict)
-    api: dict[str, Any] = field(default_factory=dict)
+    postgres: dict[str, Any] = field(default_factory=component)
+    api: dict[str, Any] = field(default_factory=component)
     versions: dict[str, str | None] = field(default_factory=dict)
     model: dict[str, Any] | None = None
     ends: Mapping[str, Mapping[End, int]] = field(default_factory=dict)
     memory_count: int | None = None
     database_bytes: int | None = None
+    wal_bytes: int | None = None
     space: Space | None = None
     volume: dict[str, Any] = field(default_factory=dict)
     upstream_version: dict[str, Any] = field(default_factory=dict)

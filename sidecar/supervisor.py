@@ -19,7 +19,6 @@ from sidecar import (
     database,
     log,
     machine,
-    model,
     staging,
     swapping,
     upstream,
@@ -40,11 +39,10 @@ from sidecar.rehearsal import RehearsalError
 from sidecar.schedule import Retention, Times
 from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
-from sidecar.space import SpaceWatch
-from sidecar.status import Status
+from sidecar.status import Status, component
 from sidecar.stopping import Stop, stop_children
 from sidecar.threads import off_loop
-from sidecar.watch import VolumeWatch
+from sidecar.volume_watch import VolumeWatch
 
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
@@ -71,12 +69,13 @@ class Supervisor:
         settings: Settings,
         environ: Mapping[str, str],
         status: Status,
+        installed: upstream.Upstream,
         scripts: Path,
         *,
         first_ready: Callable[[], None] | None = None,
     ) -> None:
         self.world = World()
-        self.installed = upstream.find(settings.api_venv)
+        self.installed = installed
         self.gave_up: State | None = None
         self._settings = settings
         self._environ = environ
@@ -87,7 +86,6 @@ class Supervisor:
         self._stop_asked = asyncio.Event()
         self._maintenance = Maintenance(self.world, self._changed.set)
         self._lock = volume.VolumeLock(settings.volume)
-        self._space = SpaceWatch(settings.pgdata)
         self._blocked_since: float | None = None
         self._told = time.monotonic()
         self._dropping: asyncio.Task[None] | None = None
@@ -119,8 +117,6 @@ class Supervisor:
 
     async def run(self) -> Stop:
         """Supervise until asked to stop or until giving up; return once Postgres is reaped."""
-        self._tell_what_is_known()
-        self._space.start()
         self._watching_volume = asyncio.create_task(self._volume.run())
         try:
             while True:
@@ -140,16 +136,6 @@ class Supervisor:
         finally:
             stop = await self._end()
         return stop
-
-    def _tell_what_is_known(self) -> None:
-        expected = {**api_environment.defaults(), **api_environment.given(self._environ)}
-        self._status.update(
-            pgdata=str(self._settings.pgdata),
-            versions={"hindsight-api": self.installed.version, "postgres": None},
-            upstream_version=upstream.expected_version_body(self.installed, expected),
-        )
-        with contextlib.suppress(BlockedError):  # shown from the first second on; CHECK_DATABASE says what is wrong
-            self._status.update(model=model.read(self._settings.model_dir, self._settings.flavor).to_json())
 
     # What is seen -----------------------------------------------------------------------------------------------
 
@@ -218,7 +204,8 @@ class Supervisor:
             },
             memory_count=postgres.measurement.memory_count,
             database_bytes=postgres.measurement.database_bytes,
-            space=self._space.space,
+            wal_bytes=postgres.measurement.wal_bytes,
+            space=self._volume.space,
             volume=_volume(self._volume),
             postgres={
                 **_component(world.postgres, postgres.child, world.postgres_restarts.total, postgres.watch.fault),
@@ -389,7 +376,6 @@ class Supervisor:
             self._dropping.cancel()
         self._postgres.stop_watching()
         self._api.stop_watching()
-        self._space.end()
         stop = await stop_children(
             self._api.child,
             self._postgres.child,
@@ -419,15 +405,11 @@ def _volume(watch: VolumeWatch) -> dict[str, Any]:
     return {
         "state": watch.server.value,
         "fault": watch.fault,
-        "free_bytes": space.bytes if space else None,
+        "free_bytes": space.free if space else None,
         "free_inodes": space.inodes if space else None,
     }
 
 
 def _component(server: Server, child: Child | None, restarts: int, fault: str | None) -> dict[str, Any]:
-    return {
-        "state": server.value,
-        "pid": child.pid if child else None,
-        "restarts": restarts,
-        "fault": None if server in (Server.UP, Server.DOWN) else fault,
-    }
+    told = None if server in (Server.UP, Server.DOWN) else fault
+    return component(server.value, child.pid if child else None, restarts, told)

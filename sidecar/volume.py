@@ -195,29 +195,41 @@ class VolumeLock:
 
 
 class Space(NamedTuple):
-    """What an unprivileged process can still have of a file system."""
+    """What an unprivileged process can still have of a file system.
 
-    bytes: int
-    inodes: int | None  # None where it does not count them
+    Attributes:
+        free: bytes that can still be written.
+        inodes: files that can still be made, None where it does not count them.
+        size: bytes of the file system, free or not.
+
+    """
+
+    free: int
+    inodes: int | None
+    size: int
 
     def __str__(self) -> str:
-        return f"{self.bytes // MIB} MiB" + ("" if self.inodes is None else f" and {self.inodes} inodes") + " free now"
+        return f"{self.free // MIB} MiB" + ("" if self.inodes is None else f" and {self.inodes} inodes") + " free now"
 
     @property
     def enough(self) -> bool:
         """Whether Postgres can go on with it."""
-        return self.bytes >= _ENOUGH and (self.inodes is None or self.inodes >= _ENOUGH_INODES)
+        return self.free >= _ENOUGH and (self.inodes is None or self.inodes >= _ENOUGH_INODES)
 
 
 def space(volume: Path) -> Space:
     """Look at what is free on the volume."""
     status = os.statvfs(volume)
-    return Space(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
+    return Space(
+        free=status.f_bavail * status.f_frsize,
+        inodes=status.f_favail if status.f_files else None,
+        size=status.f_blocks * status.f_frsize,
+    )
 
 
 def free_bytes(volume: Path) -> int:
     """Return how many bytes an unprivileged process can still write to the volume."""
-    return space(volume).bytes
+    return space(volume).free
 
 
 def sync(path: Path) -> None:

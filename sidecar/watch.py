@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import psycopg
 
-from sidecar import database, processes, volume
+from sidecar import database, processes
 from sidecar.machine import Server
 from sidecar.recovery import Recovery, end_of_log
 from sidecar.threads import off_loop
@@ -192,56 +192,6 @@ class PostgresWatch(Watch):
             self.locked = f"PostgreSQL process {holder or 'unknown'} holds a lock on memory_units that every memory call waits for"
         else:
             self.locked = None
-
-
-class VolumeWatch(Watch):
-    """Asks the volume's file system what is free, again and again, in a thread: one that hangs holds up whoever asks.
-
-    Attributes:
-        space: what was free last, None before the first answer and where there is no volume yet.
-
-    """
-
-    def __init__(self, directory: Path, changed: Callable[[], None]) -> None:
-        super().__init__(changed)
-        self._directory = directory
-        self.space: volume.Space | None = None
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        look: asyncio.Task[volume.Space] | None = None
-        while True:
-            look = look or asyncio.create_task(off_loop(volume.space, self._directory))
-            await asyncio.wait({look}, timeout=TIMEOUT)
-            if look.done():
-                self._take(look)
-                look = None
-            else:
-                self._see(
-                    Server.UNRESPONSIVE,
-                    f"{self._directory} gave no answer within {TIMEOUT:g} s; look at its disk, or at what it is mounted from",
-                )
-            await asyncio.sleep(INTERVAL)
-
-    def _take(self, look: "asyncio.Task[volume.Space]") -> None:
-        error = look.exception()
-        if error is None:
-            self.space = look.result()
-            self._see(Server.UP, None)
-        elif isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-            self.end()  # not there yet, or not for us: taking the volume says what is wrong with it
-        elif isinstance(error, OSError):
-            self._see(
-                Server.UNRESPONSIVE,
-                f"{self._directory} cannot be looked at ({error.strerror}); look at its disk, or at what it is mounted from",
-            )
-        else:
-            raise error
-
-    def end(self) -> None:
-        """Note that there is nothing to look at any more."""
-        super().end()
-        self.space = None
 
 
 class ApiWatch(Watch):

@@ -6,7 +6,6 @@ What is compared is measured in turn, within one run, against the same server. `
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -92,6 +91,14 @@ class Bench:
             identifier = self._ended(self._client.call("POST", "/v1/dumps", {}))["report"]["dump"]["id"]
         self._fetch(identifier, peak)
         self._restore(peak, measure=False)
+
+    def run(self, units: int, rounds: int) -> None:
+        """Make the memories and measure, at a quarter of them and at all of them."""
+        self.begin_banks()
+        tell(f"{units // 4:,} memories, dumped and restored once")
+        self.warm_up(self.grow(units // 4))
+        tell(f"{units:,} memories")
+        self.measure(self.grow(units), rounds)
 
     def measure(self, units: int, rounds: int) -> None:
         """Measure everything, in turn, so many times."""
@@ -229,27 +236,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all that was measured to this file")
     options = parser.parse_args()
     with reachable_directory() as directory:
-        name = "all-MiniLM-L6-v2"
-        bake = [str(Path(sys.prefix) / "bin" / "hindsight-bake"), "snapshot", name, "--into", str(directory)]
-        arguments = [*bake, "--flavor", "onnx", "--from-dir", str(made.stand_in())]
-        subprocess.run(arguments, check=True, capture_output=True)
+        model = made.baked(directory)
         home = directory / "home"
         home.mkdir()
         home.chmod(0o777)
-        sidecar = RunningSidecar(home, made.api_venv(), directory / name, HINDSIGHT_SIDECAR_TOKEN=TOKEN)
+        sidecar = RunningSidecar(home, made.api_venv(), model, HINDSIGHT_SIDECAR_TOKEN=TOKEN)
         try:
             tell("a sidecar, and its banks")
             bench = Bench(sidecar.start_ready(), directory, options.banks)
             bench.found.about["machine"] = machine(sidecar)
-            bench.begin_banks()
-            tell(f"{options.units // 4:,} memories, dumped and restored once")
-            bench.warm_up(bench.grow(options.units // 4))
-            tell(f"{options.units:,} memories")
-            bench.measure(bench.grow(options.units), options.rounds)
+            try:
+                bench.run(options.units, options.rounds)
+            finally:
+                if options.json:  # what was measured before something failed is worth having
+                    options.json.write_text(as_json(bench.found), encoding="utf-8")
         finally:
             sidecar.end()
-    if options.json:
-        options.json.write_text(as_json(bench.found), encoding="utf-8")
     sys.stdout.write(f"{table(bench.found)}\n")
 
 

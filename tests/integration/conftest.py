@@ -5,8 +5,6 @@ import contextlib
 import functools
 import gc
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import made
 import pytest
 import remembered as making
-from harness import RunningSidecar, reachable_directory
+from harness import RunningSidecar, reachable_directory, running_sidecar
 from remembered import Remembered
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -41,30 +39,14 @@ def nothing_left_open() -> Iterator[None]:
 def models() -> Iterator[Path]:
     """Bake the stand-in for both flavours, as `make run` does where no hub is reachable."""
     with reachable_directory() as directory:
-        bake = Path(sys.prefix) / "bin" / "hindsight-bake"
-        subprocess.run(
-            [
-                bake,
-                "snapshot",
-                "all-MiniLM-L6-v2",
-                "--into",
-                directory,
-                "--flavor",
-                "both",
-                "--from-dir",
-                made.stand_in(),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )
+        made.baked(directory, "both")
         yield directory
 
 
 @pytest.fixture(scope="session")
 def model_dir(models: Path) -> Path:
     """Return the stand-in's directory."""
-    return models / "all-MiniLM-L6-v2"
+    return models / made.MODEL
 
 
 @pytest.fixture
@@ -91,15 +73,8 @@ def make_sidecar(model_dir: Path) -> Iterator[MakeSidecar]:
 @pytest.fixture(scope="module")
 def ready_sidecar(model_dir: Path) -> Iterator[RunningSidecar]:
     """Return one running sidecar for all tests of a module that leave it as it was."""
-    with reachable_directory() as directory:
-        home = directory / "shared"
-        home.mkdir()
-        home.chmod(0o777)
-        sidecar = RunningSidecar(home, made.api_venv(), model_dir)
-        try:
-            yield sidecar.start_ready()
-        finally:
-            sidecar.end()
+    with running_sidecar(model_dir) as sidecar:
+        yield sidecar
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import made
+
 from sidecar import processes
 
 PROGRAM = Path(sys.prefix) / "bin" / "hindsight-sidecar"
@@ -240,6 +242,18 @@ class RunningSidecar:
                 self.process.kill()
                 self.process.wait(10)
         wait_for(lambda: not self.postgres_pids(), 20, "Postgres gone")
+
+
+@contextlib.contextmanager
+def running_sidecar(model_dir: Path, **settings: str) -> Iterator[RunningSidecar]:
+    """Have a ready sidecar in a home of its own meanwhile."""
+    with reachable_directory() as home:
+        home.chmod(0o777)
+        sidecar = RunningSidecar(home, made.api_venv(), model_dir, **settings)
+        try:
+            yield sidecar.start_ready()
+        finally:
+            sidecar.end()
 
 
 def give_to_the_sidecar(path: Path) -> None:

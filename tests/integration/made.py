@@ -1,7 +1,11 @@
 """What `make setup` made for the tests, below HINDSIGHT_TEST_HOME."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+
+MODEL = "all-MiniLM-L6-v2"
 
 
 def _existing(*parts: str) -> Path:
@@ -31,3 +35,11 @@ def stand_in() -> Path:
 def servers() -> Path:
     """Return the directory with the PostgreSQL servers that memories are migrated from."""
     return _existing("servers")
+
+
+def baked(directory: Path, flavor: str = "onnx") -> Path:
+    """Bake the stand-in into a directory, as `make run` does where no hub is reachable; return where the model is."""
+    bake = Path(sys.prefix) / "bin" / "hindsight-bake"
+    argv = [bake, "snapshot", MODEL, "--into", directory, "--flavor", flavor, "--from-dir", stand_in()]
+    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+    return directory / MODEL

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import made
 import pytest
 from faults import TOLD_WITHIN, Alive, process_of, processes_of, resume, sql, stopped, wait_told, waiting_backend
-from harness import Answer, RunningSidecar, call, reachable_directory, wait_for
+from harness import Answer, RunningSidecar, call, running_sidecar, wait_for
 
 pytestmark = pytest.mark.alone
 
@@ -21,14 +20,8 @@ QUESTION = "Which bird knows several tongues?"
 @pytest.fixture(scope="module")
 def sidecar(model_dir: Path) -> Iterator[RunningSidecar]:
     """Return a running sidecar that waits for a hung hindsight-api no longer than it must."""
-    with reachable_directory() as home:
-        home.chmod(0o777)
-        settings = {"HINDSIGHT_SIDECAR_API_HUNG_AFTER": f"{HUNG_AFTER:g}"}
-        running = RunningSidecar(home, made.api_venv(), model_dir, **settings)
-        try:
-            yield running.start_ready()
-        finally:
-            running.end()
+    with running_sidecar(model_dir, HINDSIGHT_SIDECAR_API_HUNG_AFTER=f"{HUNG_AFTER:g}") as running:
+        yield running
 
 
 def recall(sidecar: RunningSidecar, timeout: float = 60.0) -> Answer:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import loopback_llm
-import made
 import psycopg
 import pytest
-from harness import RunningSidecar, call, reachable_directory, wait_for
+from harness import RunningSidecar, call, running_sidecar, wait_for
 from loopback_llm import KEY, MARK, OBSERVED, Llm, variables
 from psycopg import sql
 
@@ -25,16 +24,10 @@ def llm() -> Iterator[Llm]:
 @pytest.fixture(scope="module")
 def sidecar(llm: Llm, model_dir: Path) -> Iterator[RunningSidecar]:
     """Return a running sidecar with an LLM; nothing was stored yet."""
-    with reachable_directory() as home:
-        home.chmod(0o777)
-        settings = {"HINDSIGHT_SIDECAR_LOG_LEVEL": "debug", "HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL": "debug"}
-        running = RunningSidecar(home, made.api_venv(), model_dir, **settings, **variables(llm))
-        try:
-            running.start_ready()
-            assert not llm.requests, "the first recall, and the start, need no LLM"
-            yield running
-        finally:
-            running.end()
+    settings = {"HINDSIGHT_SIDECAR_LOG_LEVEL": "debug", "HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL": "debug"}
+    with running_sidecar(model_dir, **settings, **variables(llm)) as running:
+        assert not llm.requests, "the first recall, and the start, need no LLM"
+        yield running
 
 
 @pytest.fixture(scope="module")

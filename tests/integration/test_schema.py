@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import made
 import pytest
 import schemathesis
-from harness import RunningSidecar, reachable_directory
+from harness import RunningSidecar, running_sidecar
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 from wire import relayed
@@ -23,15 +22,8 @@ REFUSED = ["400", "401", "403", "404", "405", "409", "413", "416", "422", "429",
 @pytest.fixture(scope="module")
 def administered(model_dir: Path) -> Iterator[RunningSidecar]:
     """Return a running sidecar of this module's own: everything is done to it."""
-    with reachable_directory() as directory:
-        home = directory / "0"
-        home.mkdir()
-        home.chmod(0o777)
-        sidecar = RunningSidecar(home, made.api_venv(), model_dir, HINDSIGHT_SIDECAR_TOKEN=TOKEN)
-        try:
-            yield sidecar.start_ready()
-        finally:
-            sidecar.end()
+    with running_sidecar(model_dir, HINDSIGHT_SIDECAR_TOKEN=TOKEN) as sidecar:
+        yield sidecar
 
 
 def config(**headers: str) -> SchemathesisConfig:

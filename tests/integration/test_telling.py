@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-import made
 import psycopg
 import pytest
 from administrator import ask, finished
-from harness import RunningSidecar, call, reachable_directory, store_as_they_are, wait_for
+from harness import RunningSidecar, call, running_sidecar, store_as_they_are, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 PREFIX = "hindsight_sidecar_"
@@ -23,14 +22,8 @@ WITHIN = 60.0
 
 @pytest.fixture(scope="module")
 def sidecar(model_dir: Any) -> Iterator[RunningSidecar]:
-    with reachable_directory() as home:
-        home.chmod(0o777)
-        settings = {"HINDSIGHT_SIDECAR_API_HUNG_AFTER": f"{HUNG_AFTER:g}"}
-        running = RunningSidecar(home, made.api_venv(), model_dir, **settings)
-        try:
-            yield running.start_ready()
-        finally:
-            running.end()
+    with running_sidecar(model_dir, HINDSIGHT_SIDECAR_API_HUNG_AFTER=f"{HUNG_AFTER:g}") as running:
+        yield running
 
 
 def metrics(sidecar: RunningSidecar) -> dict[str, float]:

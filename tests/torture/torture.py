@@ -6,7 +6,6 @@ Exits with 1 where anything acknowledged was lost or anything unexpected was see
 import argparse
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,17 +25,13 @@ from table import as_json, markdown
 import sidecar
 
 SHORT_BUDGET = 420.0  # seconds
-MODEL = "all-MiniLM-L6-v2"
 
 
 @contextmanager
 def baked_model() -> Iterator[Path]:
-    """Have the stand-in model baked, as `make run` does where no hub is reachable."""
+    """Have the stand-in model baked."""
     with reachable_directory() as directory:
-        bake = Path(sys.prefix) / "bin" / "hindsight-bake"
-        argv = [bake, "snapshot", MODEL, "--into", directory, "--flavor", "onnx", "--from-dir", made.stand_in()]
-        subprocess.run(argv, check=True, capture_output=True, timeout=120)
-        yield directory / MODEL
+        yield made.baked(directory)
 
 
 def matrix(model_dir: Path, stack: ExitStack) -> tuple[list[Case], dict[str, Rig]]:

@@ -28,9 +28,9 @@ from sidecar.metrics import Metrics
 from sidecar.operations import Operation, Operations
 from sidecar.schedule import Failure, Made, Record
 from sidecar.settings import Settings, secret_names, setting_names
-from sidecar.space import Space
 from sidecar.status import RETRY_AFTER, Status
 from sidecar.upstream import Upstream
+from sidecar.volume import Space
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs"
@@ -322,7 +322,8 @@ def everything() -> Metrics:
     status.update(
         memory_count=1,
         database_bytes=1,
-        space=Space(3, 2, 1),
+        wal_bytes=1,
+        space=Space(1, 2, 3),
         model=made.to_json(),
         versions={"hindsight-api": "1.1.0", "postgres": None},
         state=State(Phase.READY),

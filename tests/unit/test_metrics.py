@@ -14,8 +14,8 @@ from sidecar.machine import LABELS, OperationName, Phase, State, Subject
 from sidecar.metrics import Metrics
 from sidecar.operations import Operation, Operations
 from sidecar.schedule import Failure, Made, Record
-from sidecar.space import Space
 from sidecar.status import STALE_AFTER, Status
+from sidecar.volume import Space
 
 
 def written(sample: Sample) -> str:
@@ -111,13 +111,13 @@ def test_sizes_are_absent_until_they_are_known() -> None:
     status = Status()
     metrics = Metrics(status)
     assert not [name for name in values(metrics) if name.endswith("_size_bytes")]
-    status.update(database_bytes=7, space=Space(size=100, free=40, wal=None))
+    status.update(database_bytes=7, space=Space(free=40, inodes=None, size=100))
     seen = values(metrics)
     assert seen["hindsight_sidecar_database_size_bytes"] == 7
     assert seen["hindsight_sidecar_volume_size_bytes"] == 100
     assert seen["hindsight_sidecar_volume_free_bytes"] == 40
     assert "hindsight_sidecar_wal_size_bytes" not in seen
-    status.update(space=Space(size=100, free=40, wal=16))
+    status.update(wal_bytes=16)
     assert values(metrics)["hindsight_sidecar_wal_size_bytes"] == 16
 
 

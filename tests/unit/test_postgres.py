@@ -8,7 +8,7 @@ from sidecar.initscripts import InitScripts
 from sidecar.machine import Server
 from sidecar.postgres import Postgres
 from sidecar.settings import Settings
-from sidecar.sizing import MIB
+from sidecar.sizing import GIB, MIB
 from sidecar.volume import Space
 
 FULL = '2026-11-29 18:00:00 UTC [1] ERROR:  could not extend file "base/5/1": No space left on device'
@@ -21,7 +21,7 @@ def component(tmp_path: Path, changed: asyncio.Event, space: Callable[[], Space 
 
 @pytest.mark.parametrize(
     ("short", "says"),
-    [(Space(0, 5000), "0 MiB and 5000 inodes free now"), (Space(512 * MIB, 0), "512 MiB and 0 inodes")],
+    [(Space(0, 5000, GIB), "0 MiB and 5000 inodes free now"), (Space(512 * MIB, 0, GIB), "512 MiB and 0 inodes")],
 )
 def test_a_want_of_space_is_told_until_there_is_enough(tmp_path: Path, short: Space, says: str) -> None:
     space = short
@@ -37,7 +37,7 @@ def test_a_want_of_space_is_told_until_there_is_enough(tmp_path: Path, short: Sp
     assert str(tmp_path) in told
     assert says in told
     assert it.wants_space(said + 60) is not None
-    space = Space(512 * MIB, 5000)
+    space = Space(512 * MIB, 5000, GIB)
     # A quota may be what is short: what is free does not end it at once.
     assert it.wants_space(said + 1) is not None
     assert it.wants_space(said + 60) is None

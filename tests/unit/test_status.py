@@ -151,3 +151,9 @@ def test_a_picture_is_not_changed_but_replaced(status: Status) -> None:
     assert before.memory_count is None
     assert status.picture.memory_count == 5
     assert isinstance(before, Picture)
+
+
+def test_the_first_answer_has_every_member_of_a_component() -> None:
+    components = Status().body()["components"]
+    never_started = {"state": "down", "pid": None, "restarts": 0, "fault": None}
+    assert components == {"postgres": never_started, "hindsight-api": never_started}

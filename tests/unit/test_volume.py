@@ -227,3 +227,11 @@ def test_a_filesystem_without_flock_is_a_matter_of_layout(tmp_path: Path, monkey
         VolumeLock(tmp_path).acquire()
     assert caught.value.reason is Reason.VOLUME_LAYOUT
     assert "must support flock" in caught.value.detail
+
+
+def test_space_is_what_the_file_system_says(tmp_path: Path) -> None:
+    found = volume.space(tmp_path)
+    status = os.statvfs(tmp_path)
+    assert found.size == status.f_blocks * status.f_frsize
+    assert 0 < found.free <= found.size
+    assert found.enough
