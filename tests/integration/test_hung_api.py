@@ -142,6 +142,7 @@ def test_a_lock_that_every_memory_call_would_wait_for_is_told(sidecar: RunningSi
     sidecar.wait_ready(30)
     assert sidecar.health()["components"] == before
     assert remembers(recall(sidecar))
+    wait_for(lambda: sidecar.health()["memory_count"] == 1, 10, "the count, which waited as well")
 
 
 def test_a_hindsight_api_that_hangs_is_replaced(sidecar: RunningSidecar) -> None:
