@@ -62,8 +62,13 @@ class Measurement:
             self.memory_count, took = await _timed(database.count_memories(connection, schemas))
             self._count_due = time.monotonic() + _SHARE * took
         if now >= self._size_due:
-            (self.database_bytes, self.wal_bytes), took = await _timed(database.sizes(connection))
+            (self.database_bytes, self.wal_bytes), took = await _timed(self._sizes())
             self._size_due = time.monotonic() + max(_SIZE_INTERVAL, _SHARE * took)
+
+    async def _sizes(self) -> tuple[int, int]:
+        # The log's files are listed for nobody but the superuser, who is asked nothing else.
+        async with await database.connect(self._socket_dir, database.SUPERUSER) as connection:
+            return await database.sizes(connection)
 
     def _drop(self) -> None:
         if self._connection is not None:

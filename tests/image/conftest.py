@@ -1,15 +1,14 @@
 """The image under test, an engine that runs it, and containers that are gone afterwards."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container import BANK, KEPT, Container, Image, Start, Volume, directory_volume, named_volume
+from container import BANK, KEPT, Container, Image, Start, Volume, directory_volume, look_for_engine, named_volume
 
-from bake.image.engine import Engine, NoEngineError, find
+from bake.image.engine import Engine, NoEngineError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,21 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.image)
-
-
-@functools.cache
-def look_for_engine(image: str) -> Engine | NoEngineError:
-    """Return what runs containers of the image, or why nothing does."""
-    wanted = os.environ.get("ENGINE") or None
-    try:
-        found = find(image, wanted)
-        if not found.runs_containers and wanted is None:
-            found = find(image, "docker")  # what comes after buildah
-    except NoEngineError as error:
-        return error
-    return (
-        found if found.runs_containers else NoEngineError(f"{found.name} only builds images; install podman or docker")
-    )
 
 
 def pytest_runtest_setup() -> None:

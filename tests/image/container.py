@@ -1,11 +1,14 @@
 """Containers of the image under test: run as strictly as a cluster may run them, entered, asked, and removed again."""
 
 import contextlib
+import functools
 import json
+import os
 import secrets
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any, Self
 
 from harness import wait_for
 
-from bake.image.engine import Engine
+from bake.image.engine import Engine, NoEngineError, find
 
 UID, GID = 12345, 54321  # nobody's: neither has an entry in the image
 VOLUME = "/opt/hindsight"
@@ -43,6 +46,42 @@ for entry in pathlib.Path("/proc").iterdir():
         found.append({"pid": int(entry.name), "parent": int(parent), "state": state, "uid": uid, "words": words})
 print(json.dumps(found))
 """
+
+# Four lanes store one text after another, and print each once it is acknowledged.
+_WRITTEN = "went out with the night train."
+WRITER = """
+import http.client, json, os, sys, threading
+def lane(name):
+    number = 0
+    while True:
+        number += 1
+        text = f"{sys.argv[1]}, lane {name}: letter {number} went out with the night train."
+        connection = http.client.HTTPConnection("127.0.0.1", 8888, timeout=60)
+        body = json.dumps({"items": [{"content": text}], "async": False})
+        connection.request("POST", sys.argv[2], body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        if answer.status == 200:
+            os.write(1, (text + "\\n").encode())
+for name in "abcd":
+    threading.Thread(target=lane, args=(name,)).start()
+"""
+
+
+@functools.cache
+def look_for_engine(image: str) -> Engine | NoEngineError:
+    """Return what runs containers of the image, or why nothing does."""
+    wanted = os.environ.get("ENGINE") or None
+    try:
+        found = find(image, wanted)
+        if not found.runs_containers and wanted is None:
+            found = find(image, "docker")  # what comes after buildah
+    except NoEngineError as error:
+        return error
+    return (
+        found if found.runs_containers else NoEngineError(f"{found.name} only builds images; install podman or docker")
+    )
 
 
 @dataclass(frozen=True)
@@ -94,6 +133,11 @@ class Session:
             self._process.kill()
             self._process.wait(5)
         self._output.close()
+
+
+def acknowledged(writer: Session) -> list[str]:
+    """Return what a writer stored so far; it says other things where nobody answers it any more."""
+    return [line for line in writer.lines() if line.endswith(_WRITTEN)]
 
 
 class Image:
@@ -246,6 +290,17 @@ class Container:
         self._sessions.append(session)
         return session
 
+    def writer(self, bank: str, name: str) -> Session:
+        """Store one text after another meanwhile, each of which begins with a name; see `acknowledged`."""
+        return self.session(PYTHON, "-c", WRITER, name, f"/v1/default/banks/{bank}/memories")
+
+    def check_each_is_there_once(self, bank: str, texts: list[str]) -> None:
+        """Check that texts that were acknowledged are all that they have to be, and that the last one comes back."""
+        there = Counter(self.listed(bank))
+        assert [text for text in texts if there[text] != 1] == []
+        assert [text for text, count in there.items() if count > 1] == [], "a memory is there twice"
+        assert texts[-1] in self.recall(bank, texts[-1])
+
     def python(self, script: str) -> Any:
         """Run a script inside, and return the JSON it prints."""
         return json.loads(self.says(PYTHON, "-I", "-c", script))
@@ -313,6 +368,17 @@ class Container:
     def wait_ready(self) -> Self:
         self.wait_state("ready", READY_WITHIN)
         return self
+
+    def start(self) -> Self:
+        """Start it again, after its end."""
+        self._image.checked("start", self.id)
+        return self
+
+    def init(self) -> int:
+        """Return the pid that its first process has on this machine."""
+        pid = int(self._inspect("{{.State.Pid}}"))
+        assert Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "tini\n"
+        return pid
 
     def running(self) -> bool:
         return self._inspect("{{.State.Running}}") == "true"

@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import administrator
 import psycopg
 import pytest
 from harness import RunningSidecar, call, give_to_the_sidecar, wait_for
@@ -138,11 +139,21 @@ class Alive:
 
     def check(self) -> None:
         """Check that every answer came, and came quickly."""
-        assert self.failed == []
+        self.check_none_missing()
         ordered = sorted(self.took)
-        assert len(ordered) >= 9, "too few answers to tell"
         assert ordered[len(ordered) * 9 // 10] < LIVE_WITHIN, f"of {len(ordered)}: {ordered[-len(ordered) // 10 :]}"
-        assert ordered[-1] < AT_ONCE
+
+    def check_none_missing(self) -> None:
+        """Check that every answer came within the second that a kubelet waits, on a machine that is busy."""
+        assert self.failed == []
+        assert len(self.took) >= 9, "too few answers to tell"
+        assert max(self.took) < AT_ONCE, f"liveness took {max(self.took):.2f} s"
+
+
+def readiness(sidecar: RunningSidecar) -> dict[str, Any]:
+    """Return what the readiness probe is answered."""
+    body: dict[str, Any] = call(sidecar.control_port, "/readyz", timeout=5).json()
+    return body
 
 
 def wait_told(sidecar: RunningSidecar, since: float, subject: str) -> str:
@@ -152,7 +163,7 @@ def wait_told(sidecar: RunningSidecar, since: float, subject: str) -> str:
     took = time.monotonic() - since
     assert took < TOLD_WITHIN, f"it was told after {took:.2f} s"
     body = wait_for(
-        lambda: body if (body := sidecar.health())["subject"] == subject else None, 3, f"that it is {subject}"
+        lambda: body if (body := readiness(sidecar))["subject"] == subject else None, 3, f"that it is {subject}"
     )
     assert body["state"] == "degraded"
     return str(body["detail"] or body["components"][subject]["fault"])
@@ -196,6 +207,24 @@ def on_a_disk(sidecar: RunningSidecar, mebibytes: int, inodes: int = 8192) -> It
         sidecar.end()
     finally:
         subprocess.run(["/bin/umount", "--lazy", str(sidecar.volume)], check=True)
+
+
+def wait_no_space(sidecar: RunningSidecar, within: float = 60.0, says: str = " MiB and ") -> None:
+    """Wait until the state names the volume as what is full, and check that whoever administers it is answered."""
+    body = sidecar.wait_state("blocked(no-space)", within)
+    assert str(sidecar.volume) in body["detail"]
+    wait_for(lambda: says in str(sidecar.health()["detail"]), 3, f"that it says {says!r}")
+    assert sidecar.health_status() == 503
+    assert administrator.ask(sidecar, "GET", "/v1/dumps").status == 200
+    assert call(sidecar.control_port, "/metrics").status == 200
+
+
+def fill_the_log(sidecar: RunningSidecar) -> None:
+    """Have Postgres write its log until there is no room for another segment on a full volume; it ends then."""
+    with contextlib.suppress(psycopg.Error), sql(sidecar) as connection:
+        for _ in range(100):  # each begins a new segment, until there is no old one to be written over
+            connection.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000))")
+            connection.execute("SELECT pg_switch_wal()")
 
 
 class Filler:

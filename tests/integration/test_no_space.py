@@ -3,15 +3,13 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import made
 import psycopg
 import pytest
-from faults import Alive, Filler, FullOfFiles, needs_root, on_a_disk, sql
-from harness import Answer, RunningSidecar, call, reachable_directory, store_as_they_are, wait_for
-
-from sidecar.probe import SocketConnection
+from administrator import ask, finished
+from faults import Alive, Filler, FullOfFiles, fill_the_log, needs_root, on_a_disk, sql, wait_no_space
+from harness import RunningSidecar, reachable_directory, store_as_they_are, wait_for
 
 pytestmark = needs_root
 SIZE = 512  # MiB, of which a fresh database takes a third
@@ -39,37 +37,6 @@ def full(home: RunningSidecar) -> Iterator[RunningSidecar]:
     Filler(home).gone()
 
 
-def administer(sidecar: RunningSidecar, method: str, path: str, body: bytes | None = None) -> Answer:
-    connection = SocketConnection(sidecar.run_dir / "control.sock", 30.0)
-    try:
-        connection.request(method, path, body, {"content-type": "application/json"})
-        return Answer(connection.getresponse())
-    finally:
-        connection.close()
-
-
-def ended(sidecar: RunningSidecar, begun: Answer) -> dict[str, Any]:
-    """Wait for the end of an operation, and return it."""
-    assert begun.status == 202, begun.body
-    identifier = begun.json()["id"]
-
-    def look() -> dict[str, Any] | None:
-        one: dict[str, Any] = administer(sidecar, "GET", f"/v1/operations/{identifier}").json()
-        return one if one["ended"] else None
-
-    return wait_for(look, 120, "the operation's end")
-
-
-def check_told(sidecar: RunningSidecar, within: float = 60.0, says: str = " MiB and ") -> None:
-    """Check that the state names the cause, and that whoever administers it is answered."""
-    body = sidecar.wait_state("blocked(no-space)", within)
-    assert str(sidecar.volume) in body["detail"]
-    wait_for(lambda: says in str(sidecar.health()["detail"]), 3, f"that it says {says!r}")
-    assert sidecar.health_status() == 503
-    assert administer(sidecar, "GET", "/v1/dumps").status == 200
-    assert call(sidecar.control_port, "/metrics").status == 200
-
-
 def stored(sidecar: RunningSidecar) -> list[str]:
     found = sidecar.memory(f"/banks/{BANK}/memories/list?limit=10000").json()["items"]
     return [item["text"] for item in found]
@@ -80,17 +47,17 @@ def test_a_disk_that_is_full_before_the_first_start_and_in_its_phases(home: Runn
     filler.leave(0)
     home.start()
     with Alive(home, from_now=False) as alive:
-        check_told(home)
+        wait_no_space(home)
         assert not home.pgdata.exists()
         filler.leave(30)  # enough for files to be made, and not for a cluster
         wait_for(lambda: home.log_text().count("making the cluster") >= 1, 30, "a cluster begun")
-        check_told(home)
+        wait_no_space(home)
         assert not home.pgdata.exists()
         filler.gone()
         wait_for(home.pgdata.exists, 60, "a cluster")
         filler.leave(0)  # before hindsight-api has made its tables
         wait_for(lambda: home.health()["subject"] == "no-space", 60, "that its migration finds no room")
-        check_told(home)
+        wait_no_space(home)
         filler.gone()
         home.wait_ready()
     alive.check()
@@ -116,7 +83,7 @@ def test_one_that_fills_up_when_ready(full: RunningSidecar) -> None:
 
     with Alive(full) as alive:
         wait_for(next_one, 90, "a memory refused")
-        check_told(full)
+        wait_no_space(full)
         filler.gone()
         full.wait_ready(60)
     alive.check()
@@ -129,11 +96,8 @@ def test_one_that_has_no_room_for_the_log(full: RunningSidecar) -> None:
     """Postgres ends where it cannot write its log, and cannot start before there is room."""
     Filler(full).leave(0)
     pid = full.pid_of("postgres")
-    with contextlib.suppress(psycopg.Error), sql(full) as connection:
-        for _ in range(100):  # each begins a new segment of the log, until there is no old one to be written over
-            connection.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000))")
-            connection.execute("SELECT pg_switch_wal()")
-    check_told(full)
+    fill_the_log(full)
+    wait_no_space(full)
     Filler(full).gone()
     full.wait_ready()
     assert FIRST in stored(full)
@@ -150,7 +114,7 @@ def test_one_that_has_no_room_for_a_checkpoint(full: RunningSidecar) -> None:
             connection.execute("INSERT INTO public.dirty SELECT i, repeat('x', 500) FROM generate_series(1, 200000) i")
         with contextlib.suppress(psycopg.Error):
             connection.execute("CHECKPOINT")
-    check_told(full)
+    wait_no_space(full)
     Filler(full).gone()
     full.wait_ready()
     with sql(full) as connection:
@@ -166,17 +130,15 @@ def test_one_that_fills_up_under_a_dump_and_under_a_restore(full: RunningSidecar
         )
         connection.execute("ALTER TABLE public.bulk OWNER TO hindsight")
         connection.execute("CHECKPOINT")
-    made_one = ended(full, administer(full, "POST", "/v1/dumps"))
+    made_one = finished(full, ask(full, "POST", "/v1/dumps"))
     assert made_one["outcome"] == "done", made_one
     Filler(full).leave(20)
-    failed = ended(full, administer(full, "POST", "/v1/dumps"))
+    failed = finished(full, ask(full, "POST", "/v1/dumps"))
     assert failed["outcome"] == "refused"
     assert "MiB free" in failed["error"]
     Filler(full).leave(90)  # enough for what is asked before, and not for all of the rows
-    begun = administer(
-        full, "POST", "/v1/restores", b'{"dump": "%s", "dry_run": true}' % made_one["report"]["dump"]["id"].encode()
-    )
-    failed = ended(full, begun)
+    begun = ask(full, "POST", "/v1/restores", {"dump": made_one["report"]["dump"]["id"], "dry_run": True})
+    failed = finished(full, begun)
     assert failed["outcome"] in ("failed", "refused"), failed
     assert "No space left" in failed["error"] or "MiB free" in failed["error"], failed
     Filler(full).gone()
@@ -186,7 +148,7 @@ def test_one_that_fills_up_under_a_dump_and_under_a_restore(full: RunningSidecar
         staged = "SELECT datname FROM pg_database WHERE datname ~ 'staging'"
         wait_for(lambda: not connection.execute(staged).fetchall(), 20, "that what was staged is dropped")
         connection.execute("DROP TABLE public.bulk")
-    assert administer(full, "DELETE", f"/v1/dumps/{made_one['report']['dump']['id']}").status == 204
+    assert ask(full, "DELETE", f"/v1/dumps/{made_one['report']['dump']['id']}").status == 204
 
 
 def test_one_that_has_no_inodes_left(full: RunningSidecar) -> None:
@@ -195,7 +157,7 @@ def test_one_that_has_no_inodes_left(full: RunningSidecar) -> None:
     try:
         with sql(full) as connection, pytest.raises(psycopg.Error, match="No space left on device"):
             connection.execute("CREATE TABLE public.none_left ()")
-        check_told(full, says=" MiB and 0 inodes free now")
+        wait_no_space(full, says=" MiB and 0 inodes free now")
     finally:
         files.gone()
     full.wait_ready()

@@ -277,7 +277,7 @@ def kill(rig: Rig, victim: str, moment: Moment, place: float) -> Round:
     """Do one round."""
     with ExitStack() as stack:
         still = stack.enter_context(contextmanager(moment.hold)(rig, place))
-        pids, sidecar = choose(victim, rig.pid), rig.pid
+        pids, sidecar = once_there(victim, rig.pid, still), rig.pid
         successor = SUCCESSORS.get(victim, victim)
         before = present(rig, successor)
         if not still():
@@ -297,6 +297,15 @@ def kill(rig: Rig, victim: str, moment: Moment, place: float) -> Round:
             check_counters(rig, victim)
     rig.store_some()
     return rig.survived(outage)
+
+
+def once_there(victim: str, sidecar: int, still: Callable[[], bool]) -> list[int]:
+    """Return whom to hit; one that is not there yet is waited for, as long as the moment is on."""
+    while True:
+        try:
+            return choose(victim, sidecar)
+        except MissedError:
+            pause(0.005, still)
 
 
 STOPPING = "stop"

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 TRIES = 3  # of a round whose moment was over before its victim was hit
 
@@ -19,6 +20,18 @@ class LostError(AssertionError):
     def __init__(self, texts: list[str]) -> None:
         super().__init__(f"{len(texts)} acknowledged memories are lost: {texts[:3]}")
         self.count = len(texts)
+
+
+class Subject(Protocol):
+    """What the cases of a group work on."""
+
+    def evidence(self) -> str:
+        """Return what a failure needs to be understood."""
+        ...
+
+    def new_home(self) -> object:
+        """Leave what a failure left behind, and begin with nothing."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,20 @@ class Rig:
             self.ledger.add(text)
 
     @contextlib.contextmanager
+    def having(self, **settings: str) -> Iterator[None]:
+        """Have every sidecar that is started meanwhile run with other settings."""
+        usual = self.settings
+        self.settings = {**usual, **settings}
+        self.sidecar.settings |= settings
+        try:
+            yield
+        finally:
+            self.settings = usual
+            for name in settings:  # of whichever sidecar is in use by now
+                self.sidecar.settings.pop(name, None)
+            self.sidecar.settings |= usual
+
+    @contextlib.contextmanager
     def writing(self) -> Iterator[Writer]:
         """Have a writer write meanwhile, from when a few of its memories are acknowledged."""
         with Writer(self.sidecar, self.ledger, f"home {self._homes}, round {self._rounds}").writing() as writer:
@@ -152,6 +166,7 @@ class Rig:
         self._look_for(texts, texts[self._before :])
         self._look_at_processes()
         self._look_at_tables()
+        assert "permission denied for" not in self.new_log(), "Postgres refused something that we or hindsight-api asked"
         self.stop()
         return Round(len(texts), outage)
 
@@ -216,13 +231,12 @@ class Rig:
         components = self.sidecar.health()["components"]
         return {name: int(component["restarts"]) for name, component in components.items()}
 
-
-def evidence(rig: Rig) -> str:
-    """Return what a failure needs to be understood: health, and the log without what hindsight-api says in between."""
-    lines = [line for line in rig.new_log().splitlines() if '"component": "hindsight-api"' not in line]
-    log = "\n".join(line[:300] for line in lines[-_LINES:])
-    try:
-        health = json.dumps(rig.sidecar.health())[:_SAY]
-    except OSError as error:
-        health = str(error)
-    return f"health: {health}\n{log}"
+    def evidence(self) -> str:
+        """Return what a failure needs to be understood: health, and the log but for what hindsight-api says in between."""
+        lines = [line for line in self.new_log().splitlines() if '"component": "hindsight-api"' not in line]
+        log = "\n".join(line[:300] for line in lines[-_LINES:])
+        try:
+            health = json.dumps(self.sidecar.health())[:_SAY]
+        except OSError as error:
+            health = str(error)
+        return f"health: {health}\n{log}"

@@ -136,7 +136,7 @@ WHILE: dict[str, While] = {
 def stop(rig: Rig, budget: int, condition: While, _: float) -> Round:
     """Stop it with SIGTERM while something goes on."""
     rig.begin()
-    with within(rig, budget):
+    with rig.having(HINDSIGHT_SIDECAR_STOP_GRACE=str(budget)):
         rig.start_ready()
         rig.store_some()
         with condition(rig):
@@ -146,7 +146,7 @@ def stop(rig: Rig, budget: int, condition: While, _: float) -> Round:
 
 def stop_at(rig: Rig, moment: Moment, place: float) -> Round:
     """Stop it with SIGTERM at one of the moments at which others are killed."""
-    with within(rig, DEFAULT), contextmanager(moment.hold)(rig, place):
+    with contextmanager(moment.hold)(rig, place):
         end_in_time(rig, DEFAULT, lambda: rig.sidecar.signal(signal.SIGTERM))
         rig.recover(time.monotonic())  # within the moment: a writer of it waits for that
     rig.store_some()
@@ -177,19 +177,6 @@ def stop_from_a_terminal(rig: Rig, _: float) -> Round:
     rig.store_some()
     end_in_time(rig, DEFAULT, lambda: os.killpg(rig.pid, signal.SIGINT))
     return whole_again(rig)
-
-
-@contextmanager
-def within(rig: Rig, budget: int) -> Iterator[None]:
-    """Have the sidecars of the rig started with this much time to stop."""
-    rig.settings["HINDSIGHT_SIDECAR_STOP_GRACE"] = str(budget)
-    rig.sidecar.settings |= rig.settings
-    try:
-        yield
-    finally:
-        rig.settings["HINDSIGHT_SIDECAR_STOP_GRACE"] = rig.sidecar.settings["HINDSIGHT_SIDECAR_STOP_GRACE"] = str(
-            DEFAULT
-        )
 
 
 def end_in_time(rig: Rig, budget: float, ask_it: Callable[[], None]) -> None:

@@ -13,13 +13,17 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import containers
+import hangs
 import identity
 import kills
 import made
+import spaces
 import stops
+from containers import ContainerRig
 from harness import reachable_directory
-from matrix import Case, Row, faults, run
-from rig import Rig, evidence
+from matrix import Case, Row, Subject, faults, run
+from rig import Rig
 from table import as_json, markdown
 
 import sidecar
@@ -34,32 +38,44 @@ def baked_model() -> Iterator[Path]:
         yield made.baked(directory)
 
 
-def matrix(model_dir: Path, stack: ExitStack) -> tuple[list[Case], dict[str, Rig]]:
-    """Return all cases, and the rig of each group."""
-    directory = stack.enter_context(reachable_directory())
-    directory.chmod(0o777)
-    rig = Rig(directory, model_dir)
-    stack.callback(rig.end)
-    home = directory / "older"
-    home.mkdir()
-    home.chmod(0o777)
-    older = kills.OlderVolume(home, model_dir)
-    cases = [*kills.cases(rig, older), *stops.cases(rig, older), *identity.cases(rig)]
-    return cases, dict.fromkeys((kills.GROUP, stops.GROUP, identity.GROUP), rig)
+def matrix(rig: Rig, older: kills.OlderVolume, boxes: ContainerRig) -> list[Case]:
+    """Return all cases."""
+    return [
+        *kills.cases(rig, older),
+        *stops.cases(rig, older),
+        *hangs.cases(rig),
+        *spaces.cases(rig),
+        *identity.cases(rig),
+        *containers.cases(boxes),
+    ]
+
+
+@contextmanager
+def subjects() -> Iterator[tuple[Rig, kills.OlderVolume, ContainerRig]]:
+    """Have what the cases work on."""
+    with baked_model() as model_dir, reachable_directory() as directory, ExitStack() as stack:
+        directory.chmod(0o777)
+        rig = Rig(directory, model_dir)
+        stack.callback(rig.end)
+        home = directory / "older"
+        home.mkdir()
+        home.chmod(0o777)
+        boxes = ContainerRig()
+        stack.callback(boxes.end)
+        yield rig, kills.OlderVolume(home, model_dir), boxes
 
 
 def torture(
     budget: float, *, short: bool, only: str = "", rounds: int = 0, seed: int = 0, say: Callable[[str], None] = print
 ) -> list[Row]:
     """Run the cases whose group and name have the text `only`, and return what came of them."""
-    with ExitStack() as stack:
-        cases, rigs = matrix(stack.enter_context(baked_model()), stack)
-        chosen = [case for case in cases if only in f"{case.group}: {case.name}"]
+    with subjects() as (rig, older, boxes):
+        chosen = [case for case in matrix(rig, older, boxes) if only in f"{case.group}: {case.name}"]
 
         def failed(case: Case, why: str) -> None:
-            rig = rigs[case.group]
-            say(f"FAILED {case.group}: {case.name} {why}\n{evidence(rig)}")
-            rig.new_home()
+            subject: Subject = boxes if case.group == containers.GROUP else rig
+            say(f"FAILED {case.group}: {case.name} {why}\n{subject.evidence()}")
+            subject.new_home()
 
         return run(chosen, budget, random.Random(seed), short=short, most=rounds, failed=failed, say=say)
 

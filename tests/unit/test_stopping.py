@@ -33,7 +33,7 @@ class Fake:
         self.name = name
         self.pid = NOBODY
         self._log = log
-        self._ends = ends
+        self.ends = ends
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -44,8 +44,8 @@ class Fake:
         if self._exited.done():
             return
         self._log.append((self.name, number))
-        if number in self._ends:
-            after, status = self._ends[number]
+        if number in self.ends:
+            after, status = self.ends[number]
             asyncio.get_running_loop().call_later(after, self._end, status)
 
     def _end(self, status: int) -> None:
@@ -97,7 +97,8 @@ async def stop(
             shut_down=is_shut_down,
             tell=lambda text, **_: told.append(text),
         )
-    assert all(child is None or child.returncode is not None for child in (api, postgres)), "not reaped"
+    killable = [child for child in (api, postgres) if child is not None and child.ends]
+    assert all(child.returncode is not None for child in killable), "not reaped"
     assert ("postgres", signal.SIGTERM) not in log
     assert bool(swept) == (("postgres", signal.SIGQUIT) in log), "after a hard stop, and only then"
     return result, told
@@ -166,6 +167,20 @@ def test_a_postgres_that_ignores_even_that_is_killed_and_reaped() -> None:
         assert [number for _, number in log] == [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]
         assert not result.clean
         assert result.seconds < 1.5
+
+    run(work())
+
+
+def test_a_postgres_that_not_even_a_kill_ends_is_not_waited_for() -> None:
+    """As one in the kernel, which waits for a disk there."""
+
+    async def work() -> None:
+        log: Log = []
+        postgres = Fake("postgres", log, {})
+        result, _ = await stop(log, Fake("api", log, KILLED), postgres, 1.0)
+        assert log[-1] == ("postgres", signal.SIGKILL)
+        assert not result.clean
+        assert result.seconds < 1.0 + 1.0
 
     run(work())
 

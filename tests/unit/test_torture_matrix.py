@@ -3,12 +3,16 @@ import json
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from matrix import Case, LostError, MissedError, Round, faults, run
 from table import as_json, markdown
-from torture import seconds
+from torture import matrix, seconds
+
+DOCUMENT = Path(__file__).parents[2] / "docs/reliability.md"
+NAMED = {"hang", "space", "container"}  # groups whose cases the document names word by word
 
 Run = Callable[[float], Round]
 
@@ -133,3 +137,42 @@ def test_the_table_and_the_json_have_every_row_and_a_sum() -> None:
 @pytest.mark.parametrize(("text", "expected"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400)])
 def test_a_budget_is_read(text: str, expected: float) -> None:
     assert seconds(text) == expected
+
+
+def documented() -> dict[str, str]:
+    """Return what the document's table has of each group."""
+    found: dict[str, str] = {}
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| ") and not line.startswith("| group |"):
+            group, rest = line.removeprefix("| ").split(" | ", 1)
+            found[group] = f"{found.get(group, '')}{rest}\n"
+    return found
+
+
+def all_cases() -> list[Case]:
+    """Return the whole matrix; none of its cases runs, so there is nothing that they would work on."""
+    nothing: Any = None
+    return matrix(nothing, nothing, nothing)
+
+
+def test_the_document_has_every_group_and_no_other() -> None:
+    assert set(documented()) == {case.group for case in all_cases()}
+
+
+def test_the_document_names_every_fault_and_every_moment() -> None:
+    told = documented()
+    unnamed = [
+        f"{case.group}: {part}"
+        for case in all_cases()
+        if case.group in NAMED
+        for part in case.name.split(", ")
+        if part not in told[case.group]
+    ]
+    assert unnamed == []
+
+
+def test_the_cases_have_names_of_their_own_and_enough_rounds() -> None:
+    cases = all_cases()
+    assert len({(case.group, case.name) for case in cases}) == len(cases)
+    assert all(case.rounds >= 2 for case in cases if case.group in NAMED)
+    assert {case.group for case in cases if case.short} >= {"kill", "stop", "hang", "space"}
