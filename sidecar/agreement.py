@@ -15,7 +15,8 @@ SAMPLE = 10  # memories of each database
 # 0.8 to 1 for the bare texts, and another one about 0.
 AGREEMENT = 0.6
 _COLUMNS = {"id": "uuid", "bank_id": "text", "text": "text", "fact_type": "text", "embedding": "vector"}
-Embed = Callable[[list[tuple[str, list[float]]]], Awaitable[list[float]]]
+Stored = list[tuple[str, list[float]]]  # a text and its vector
+Embed = Callable[[Stored], Awaitable[list[float]]]
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,20 @@ async def measure(connection: Connection, embed: Embed) -> Agreement | None:
         Whatever `embed` raises.
 
     """
-    stored = await sample(connection)
-    if not stored:
-        return None
-    return Agreement.of(await embed(stored))
+    return await compare(await sample(connection), embed)
 
 
-async def sample(connection: Connection) -> list[tuple[str, list[float]]]:
+async def compare(stored: Stored, embed: Embed) -> Agreement | None:
+    """Compare what was sampled; None where that is nothing. Raises whatever `embed` raises."""
+    return Agreement.of(await embed(stored)) if stored else None
+
+
+async def sample(connection: Connection) -> Stored:
     """Return text and vector of some memories, of as many tenants and banks as can be, no text twice.
 
     Observations are left out: an LLM sums them up, and what was embedded may be another text.
     """
-    found: list[list[tuple[str, list[float]]]] = []
+    found: list[Stored] = []
     for schema in await _sampled_schemas(connection):
         cursor = await connection.execute(
             sql.SQL(

@@ -205,15 +205,6 @@ async def _check_identity(connection: Connection, owner: Connection, identity: I
     await _record(connection, "embedding-model", identity.to_json())
 
 
-async def oid(connection: Connection) -> int:
-    """Return the number of the database: a name may be another's tomorrow."""
-    cursor = await connection.execute("SELECT oid::bigint AS oid FROM pg_database WHERE datname = current_database()")
-    row = await cursor.fetchone()
-    if row is None:
-        raise ValueError("the database is not in pg_database")
-    return int(str(row["oid"]))
-
-
 async def noted_embedder(connection: Connection) -> object | None:
     """Return what the stored vectors were seen to be of (`recognition.Embedder`), None where that is not noted."""
     return await _fact(connection, _EMBEDDER)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar import agreement, database, log
-from sidecar.agreement import Agreement, Embed
+from sidecar.agreement import Agreement, Embed, Stored
 from sidecar.errors import BlockedError, Reason, TransientError
 from sidecar.model import Model
 
@@ -79,7 +79,7 @@ class Recognition:
     def __init__(self, socket_dir: Path) -> None:
         self._socket_dir = socket_dir
         self._log = log.get("sidecar")
-        self._refused: tuple[int, Embedder, BlockedError] | None = None
+        self._refused: tuple[Embedder, Stored, BlockedError] | None = None
 
     async def check(self, model: Model, embedder: Embedder, embed: Embed) -> None:
         """Compare what is stored in the served database with the embedder at hand, unless it is noted there.
@@ -94,18 +94,19 @@ class Recognition:
         async with await database.connect(self._socket_dir, lock_timeout=database.LOCK_TIMEOUT) as owner:
             if is_known(await database.noted_embedder(owner), embedder):
                 return
-            which = await database.oid(owner)
-            if self._refused is not None and self._refused[:2] == (which, embedder):
+            stored = await agreement.sample(owner)
+            if self._refused is not None and self._refused[:2] == (embedder, stored):
                 raise self._refused[2]
-            self._log.info("comparing stored vectors with the model", model=str(model.directory))
+            if stored:
+                self._log.info("comparing stored vectors with the model", model=str(model.directory))
             try:
-                found = await agreement.measure(owner, embed)
+                found = await agreement.compare(stored, embed)
             except TransientError as error:
                 # hindsight-api will not load it either, and its own end says more; or memory was short for a moment.
                 self._log.warning("stored vectors were not compared with the model", error=str(error))
                 return
             if (fault := fault_of(found, model)) is not None:
-                self._refused = (which, embedder, fault)
+                self._refused = (embedder, stored, fault)
                 raise fault
             if not may_be_noted(found, await database.count_memories(owner, await database.memory_schemas(owner))):
                 return

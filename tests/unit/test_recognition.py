@@ -75,10 +75,10 @@ class Database:
 
     def __init__(self, found: Agreement | Exception | None, noted: object = None, memories: int = 10) -> None:
         self.found, self.noted, self.memories = found, noted, memories
-        self.oid = 16384
+        self.stored = [("A text.", [1.0])]
         self.compared = 0
 
-    async def measure(self, *_: object) -> Agreement | None:
+    async def compare(self, *_: object) -> Agreement | None:
         self.compared += 1
         if isinstance(self.found, Exception):
             raise self.found
@@ -95,14 +95,14 @@ class Database:
         answers: dict[str, Callable[..., Any]] = {
             "connect": self._connected,
             "noted_embedder": lambda: self.noted,
-            "oid": lambda: self.oid,
             "memory_schemas": dict,
             "count_memories": lambda: self.memories,
         }
         for name, answer in answers.items():
             patch.setattr(database, name, lambda *_, answer=answer, **__: asyncio.sleep(0, answer()))
         patch.setattr(database, "note_embedder", note)
-        patch.setattr(agreement, "measure", self.measure)
+        patch.setattr(agreement, "sample", lambda _: asyncio.sleep(0, self.stored))
+        patch.setattr(agreement, "compare", self.compare)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def model(bake: Callable[..., Path]) -> Model:
 
 
 async def _embed(_: object) -> list[float]:
-    raise AssertionError("measure is stood in for")
+    raise AssertionError("compare is stood in for")
 
 
 def check(one: Recognition, model: Model, embedder: Embedder = EMBEDDER) -> None:
@@ -126,7 +126,9 @@ def test_what_agrees_is_compared_once(model: Model, monkeypatch: pytest.MonkeyPa
     assert (held.compared, held.noted) == (1, EMBEDDER.to_json())
 
 
-def test_a_refusal_is_remembered_for_that_database_and_embedder(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_remembered_for_those_memories_and_that_embedder(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held, one = Database(DIFFER), Recognition(Path("/"))
     held.stand_in(monkeypatch)
     for _ in range(3):
@@ -134,10 +136,10 @@ def test_a_refusal_is_remembered_for_that_database_and_embedder(model: Model, mo
             check(one, model)
     assert (held.compared, held.noted) == (1, None)
     held.found = AGREE
-    held.oid = 16385
+    held.stored = [("Another one.", [1.0])]
     check(one, model)
     assert held.compared == 2
-    held.oid, held.noted = 16384, None
+    held.stored, held.noted = [("A text.", [1.0])], None
     check(one, model, Embedder("decaf", "onnx", "1.1.0"))
     assert held.compared == 3
 
