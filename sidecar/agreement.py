@@ -75,11 +75,12 @@ async def sample(connection: Connection) -> Stored:
     for schema in await _sampled_schemas(connection):
         cursor = await connection.execute(
             sql.SQL(
-                "SELECT text, embedding::text AS vector FROM (SELECT text, embedding, row_number() OVER "
-                "(PARTITION BY bank_id ORDER BY md5(id::text)) AS n, bank_id FROM ("
-                "SELECT DISTINCT ON (md5(text)) id, bank_id, text, embedding FROM ONLY {} "
+                # The vectors are fetched last: sorting them would write most of the table to the disk.
+                "SELECT text, embedding::text AS vector FROM (SELECT id, bank_id, row_number() OVER "
+                "(PARTITION BY bank_id ORDER BY md5(id::text)) AS n FROM (SELECT DISTINCT ON (md5(text)) id, bank_id FROM ONLY {0} "
                 "WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000 "
-                "ORDER BY md5(text), id) AS different) AS picked ORDER BY n, bank_id LIMIT %s"
+                "ORDER BY md5(text), id) AS different ORDER BY n, bank_id LIMIT %s) AS picked "
+                "JOIN ONLY {0} AS whole USING (id) ORDER BY n, picked.bank_id"
             ).format(sql.Identifier(schema, "memory_units")),
             (SAMPLE,),
         )

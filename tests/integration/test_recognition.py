@@ -65,9 +65,7 @@ def compared(sidecar: RunningSidecar) -> int:
 def test_other_weights_of_the_same_name_are_blocked(
     make_sidecar: Any, model_dir: Path, others: Path, version: str, flavor: str
 ) -> None:
-    key = {"HINDSIGHT_API_TENANT_EXTENSION": "hindsight_api.extensions.builtin.tenant:ApiKeyTenantExtension",
-           "HINDSIGHT_API_TENANT_API_KEY": "a-key-of-the-tenant"}  # fmt: skip
-    sidecar = make_sidecar(version, flavor, **key)
+    sidecar = make_sidecar(version, flavor)
     model = sidecar.home / "model"
     shutil.copytree(model_dir, model)
     sidecar.settings["HINDSIGHT_SIDECAR_MODEL_DIR"] = str(model)
