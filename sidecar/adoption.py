@@ -67,8 +67,8 @@ class Adoption:
             if wish.dry_run:
                 operation.report["dry_run"] = True
                 return None
-            origin = restoring.origin(operation, source, fetched.manifest)
-            finished = await moving.finish(socket_dir, staged, origin, restoring.model)
+            facts = restoring.facts(staged, wish, operation, source, fetched.manifest)
+            finished = await moving.finish(socket_dir, staged, facts)
             empty = swapping.kept_name()
             await swapping.exchange(socket_dir, staged.name, empty)
             await swapping.drop_kept(socket_dir, empty)

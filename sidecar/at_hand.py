@@ -1,5 +1,6 @@
 """What operations need and the supervisor has: PostgreSQL's programs, the model, the revisions that hindsight-api knows."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from sidecar.machine import Server, World
 from sidecar.model import Model
 from sidecar.postgres import Postgres
 from sidecar.programs import Programs
+from sidecar.recognition import Embedder
 from sidecar.settings import Settings
 from sidecar.side_server import SideServer
 from sidecar.status import Status
+from sidecar.threads import off_loop
 
 
 class AtHand:
@@ -37,6 +40,7 @@ class AtHand:
         self._cwd = cwd
         self._model: Model | None = None
         self._revisions: upstream.Revisions | None = None
+        self._hashes = model.Hashes()
 
     async def look_at_installed(self) -> None:
         """Read the model and hindsight-api's revisions, also where nothing is served yet.
@@ -50,8 +54,12 @@ class AtHand:
         model.check_files(found)
         if self._settings.reranker_dir is not None:
             model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
+        # At the same time, so that reading the model costs a start next to nothing.
+        await asyncio.gather(off_loop(model.check_content, found, self._hashes), self._ask_for_revisions())
         self._model = found
         self._status.update(model=found.to_json())
+
+    async def _ask_for_revisions(self) -> None:
         if self._revisions is None:
             env = {**self._identity, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
             self._revisions = await upstream.revisions(self._api.installed, env, self._cwd)
@@ -62,6 +70,11 @@ class AtHand:
         if self._model is None:
             raise TransientError("the model was not looked at yet; try again once the sidecar is ready")
         return self._model
+
+    @property
+    def embedder(self) -> Embedder:
+        """What embeds with that model here. Raises TransientError before it was read."""
+        return Embedder(self.model.content, self._settings.flavor, self._api.installed.version)
 
     @property
     def revisions(self) -> upstream.Revisions:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -17,8 +18,9 @@ SUPERUSER = "postgres"
 SCHEMA = "hindsight_sidecar"
 _EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
 _COPY = "upgrade-copy"  # name of a fact
+_EMBEDDER = "embedder"  # of another
 _CONNECT_TIMEOUT = 5  # seconds
-_LOCK_TIMEOUT = 5.0  # seconds; a check that waits for somebody's lock says so rather than nothing
+LOCK_TIMEOUT = 5.0  # seconds; a check that waits for somebody's lock says so rather than nothing
 
 Connection = psycopg.AsyncConnection[dict[str, object]]
 
@@ -114,7 +116,7 @@ async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]
 
     """
     try:
-        connection = await connect(socket_dir, SUPERUSER, lock_timeout=_LOCK_TIMEOUT)
+        connection = await connect(socket_dir, SUPERUSER, lock_timeout=LOCK_TIMEOUT)
     except psycopg.OperationalError as error:
         if "does not exist" not in str(error):
             raise
@@ -124,7 +126,7 @@ async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]
             retry_after=10,
         ) from error
     # What belongs to others is read with their own rights: a cast or a view there runs whatever they like.
-    async with connection, await connect(socket_dir, lock_timeout=_LOCK_TIMEOUT) as owner:
+    async with connection, await connect(socket_dir, lock_timeout=LOCK_TIMEOUT) as owner:
         await _check_extensions(connection)
         await _check_revisions(owner, known_revisions)
         await _check_memories(connection)
@@ -203,10 +205,35 @@ async def _check_identity(connection: Connection, owner: Connection, identity: I
     await _record(connection, "embedding-model", identity.to_json())
 
 
-async def prepare(socket_dir: Path, name: str, identity: dict[str, object] | None, origin: dict[str, object]) -> None:
-    """Write the sidecar's own facts into a database that is about to be served.
+async def noted_embedder(connection: Connection) -> object | None:
+    """Return what the stored vectors were seen to be of (`recognition.Embedder`), None where that is not noted."""
+    return await _fact(connection, _EMBEDDER)
 
-    `identity` is the model that its memories were embedded with, `origin` where they came from.
+
+async def note_embedder(socket_dir: Path, embedder: dict[str, object]) -> None:
+    """Note what the stored vectors are of."""
+    async with await connect(socket_dir, SUPERUSER) as connection:
+        await _record(connection, _EMBEDDER, embedder)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is noted in a database that is about to be served.
+
+    Attributes:
+        origin: where its memories came from.
+        identity: of the model that they were embedded with, None where it is not known.
+        embedder: what their vectors were seen to be of, None where they were not compared.
+
+    """
+
+    origin: dict[str, object]
+    identity: dict[str, object] | None = None
+    embedder: dict[str, object] | None = None
+
+
+async def prepare(socket_dir: Path, name: str, facts: Facts) -> None:
+    """Write the sidecar's own facts into a database that is about to be served.
 
     Raises:
         psycopg.Error: Postgres went away meanwhile.
@@ -216,9 +243,11 @@ async def prepare(socket_dir: Path, name: str, identity: dict[str, object] | Non
         # Whatever has the name came with the memories, and could run code of its own with our rights.
         await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         await _make_facts(connection)
-        if identity is not None:
-            await _record(connection, "embedding-model", identity)
-        await _record(connection, "origin", origin)
+        if facts.identity is not None:
+            await _record(connection, "embedding-model", facts.identity)
+        if facts.embedder is not None:
+            await _record(connection, _EMBEDDER, facts.embedder)
+        await _record(connection, "origin", facts.origin)
 
 
 async def wants_copy(socket_dir: Path, heads: Collection[str]) -> bool:

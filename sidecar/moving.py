@@ -2,19 +2,19 @@
 
 import asyncio
 import contextlib
-import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import psycopg
 from psycopg import sql
 
 from sidecar import contents, database, swapping, verification
-from sidecar.agreement import AGREEMENT, SAMPLE
+from sidecar.agreement import SAMPLE, Agreement
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.contents import Contents, Moment
+from sidecar.database import Facts
 from sidecar.errors import RefusedError, SidecarError, TransientError, VerificationError
 from sidecar.machine import OperationName
 from sidecar.operations import Operation
@@ -81,8 +81,7 @@ class Move:
         self,
         staged: Staged,
         before: Baseline,
-        origin: dict[str, Any],
-        model: dict[str, Any] | None,
+        facts: Facts,
         operation: Operation,
     ) -> None:
         """Serve a staged database instead of the live one, and keep the live one under a name and a date.
@@ -92,7 +91,7 @@ class Move:
             VerificationError: the new database could not be served as it is; the old one is served again.
 
         """
-        staged = await finish(self.socket_dir, staged, origin, model)
+        staged = await finish(self.socket_dir, staged, facts)
         kept = swapping.kept_name()
         operation.enter("swap")
         async with served_again(self.served, operation):
@@ -154,13 +153,10 @@ class Move:
             raise several.exceptions[0] from several
         if not scores:
             return
-        median = round(statistics.median(scores), 3)
-        operation.report["recalled"] = {"memories": len(scores), "median_similarity": median}
-        if median < AGREEMENT and not self.force_model:
-            raise VerificationError(
-                f"{len(scores)} memories were asked for by their own texts, and their vectors agree with the model at hand "
-                f"by {median} (expected {AGREEMENT} or more): they were embedded with another model, and recall would return noise"
-            )
+        found = Agreement.of(scores)
+        operation.report["recalled"] = found.to_json()
+        if found.fault is not None and not self.force_model:
+            raise VerificationError(f"asked for by their own texts: {found.fault}")
 
 
 @contextlib.asynccontextmanager
@@ -225,11 +221,11 @@ def newer_than(before: Contents, now: Contents) -> list[str]:
     return told
 
 
-async def finish(socket_dir: Path, staged: Staged, origin: dict[str, Any], model: dict[str, Any] | None) -> Staged:
+async def finish(socket_dir: Path, staged: Staged, facts: Facts) -> Staged:
     """Make a verified database one that can be served, and return what it holds then."""
     if await _reset_tasks(socket_dir, staged.name):
         staged = await _read_again(socket_dir, staged)
-    await database.prepare(socket_dir, staged.name, model, origin)
+    await database.prepare(socket_dir, staged.name, facts)
     return staged
 
 

@@ -1,17 +1,20 @@
 """Stages a dump, verifies it, and serves it: what every way of bringing memories in has in common."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sidecar import agreement, database, sizing, staging, volume
+from sidecar import agreement, database, recognition, sizing, staging, volume
+from sidecar.agreement import Agreement
 from sidecar.api_environment import ROLE
 from sidecar.archive import Manifest
+from sidecar.database import Facts
 from sidecar.errors import RefusedError, TransientError, VerificationError
 from sidecar.model import Identity, Model
 from sidecar.moving import Move, Served
 from sidecar.operations import Operation
 from sidecar.programs import Programs
+from sidecar.recognition import Embedder
 from sidecar.settings import Settings
 from sidecar.side_server import SideServer
 from sidecar.sizing import MIB
@@ -31,6 +34,10 @@ class Parts(Protocol):
     @property
     def model(self) -> Model:
         """The model at hand; TransientError before it was read."""
+
+    @property
+    def embedder(self) -> Embedder:
+        """What embeds with that model here; TransientError before it was read."""
 
     @property
     def known_revisions(self) -> frozenset[str]:
@@ -116,15 +123,10 @@ class Restoring:
         before = await move.baseline()
         staged = await self.stage(checked, wish, operation, place)
         try:
-            await move.swap(staged, before, self.origin(operation, source, manifest), self.model, operation)
+            await move.swap(staged, before, self.facts(staged, wish, operation, source, manifest), operation)
         except BaseException:
             await staging.drop_whatever_happens(socket_dir, staged.name)
             raise
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The identity of the model at hand."""
-        return self.parts.model.identity.to_json()
 
     def move(self, wish: Wish, socket_dir: Path) -> Move:
         """Return how what is staged comes to be served."""
@@ -136,11 +138,14 @@ class Restoring:
             force_model=wish.force_model,
         )
 
-    @staticmethod
-    def origin(operation: Operation, source: str, manifest: Manifest | None) -> dict[str, Any]:
-        """Return what is noted in a database about where it came from."""
+    def facts(self, staged: Staged, wish: Wish, operation: Operation, source: str, manifest: Manifest | None) -> Facts:
+        """Return what is noted in a staged database about where it came from, and what its vectors are of."""
         memories = manifest.contents.memories if manifest else None
-        return {"operation": operation.name, "source": source, "memories": memories}
+        return Facts(
+            {"operation": operation.name, "source": source, "memories": memories},
+            self.parts.model.identity.to_json(),
+            recognition.note_of(staged.agreement, self.parts.embedder, forced=wish.force_model),
+        )
 
     async def check(
         self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, source: str, place: Place
@@ -169,11 +174,11 @@ class Restoring:
         operation.report |= {"memories": staged.contents.memories, "dimensions": staged.contents.dimensions}
         try:
             self._check_dimension(staged)
-            await self._check_agreement(staged, wish, operation, place)
+            found = await self._check_agreement(staged, wish, operation, place)
         except BaseException:
             await staging.drop_whatever_happens(place.socket_dir, staged.name)
             raise
-        return staged
+        return replace(staged, agreement=found)
 
     def _check_dimension(self, staged: Staged) -> None:
         dimension = self.parts.model.identity.dimension
@@ -184,7 +189,9 @@ class Restoring:
                 f"the memories have {told} dimensions, and the model at hand {dimension}; use the model they were made with"
             )
 
-    async def _check_agreement(self, staged: Staged, wish: Wish, operation: Operation, place: Place) -> None:
+    async def _check_agreement(
+        self, staged: Staged, wish: Wish, operation: Operation, place: Place
+    ) -> Agreement | None:
         operation.enter("embed a sample")
         async with await database.connect(place.socket_dir, ROLE, staged.name) as connection:
             try:
@@ -194,17 +201,18 @@ class Restoring:
                     f"no sample of its vectors could be embedded anew before the swap ({error}); after it, some memories are "
                     "recalled by their own texts"
                 )
-                return
+                return None
         if found is None:
             if staged.contents.memories:
                 operation.report["unproved"].append(
                     "none of its memories could be embedded anew (a text of 20 to 1000 characters is needed, and no observation): that "
                     "its vectors are of the model at hand"
                 )
-            return
+            return None
         operation.report["agreement"] = found.to_json()
         if found.fault is not None and not wish.force_model:
             raise VerificationError(f"{found.fault}; use the image with that model (or force it)")
+        return found
 
     def _check_model(self, manifest: Manifest | None, wish: Wish) -> None:
         if manifest is None or manifest.model is None or wish.force_model:

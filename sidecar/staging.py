@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from sidecar import contents, database, dump_file, dumping, log, swapping, verification
+from sidecar.agreement import Agreement
 from sidecar.api_environment import ROLE
 from sidecar.archive import Manifest
 from sidecar.contents import Contents, Moment
@@ -39,6 +40,7 @@ class Staged:
         contents: what it holds.
         comparison: with what its source held; None where the source does not say.
         verified: when; what is written later is no part of `contents`.
+        agreement: of its vectors with the model at hand; None where nothing was compared.
 
     """
 
@@ -46,6 +48,7 @@ class Staged:
     contents: Contents
     comparison: Comparison | None
     verified: Moment
+    agreement: Agreement | None = None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from sidecar.initscripts import InitScripts
 from sidecar.machine import Decision, Fault, Phase, Server, State, Step, World
 from sidecar.maintenance import Maintenance
 from sidecar.postgres import Postgres
+from sidecar.recognition import Recognition
 from sidecar.rehearsal import RehearsalError
 from sidecar.schedule import Retention, Times
 from sidecar.scheduler import Scheduler
@@ -102,6 +103,7 @@ class Supervisor:
         )
         self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
         self._at_hand = AtHand(settings, self.world, status, self._postgres, self._api, self._identity, self._cwd)
+        self._recognition = Recognition(settings.run_dir)
         self.administration = Administration(settings, self._at_hand, self._maintenance)
         self._scheduler: Scheduler | None = None
         if settings.dump_schedule is not None:
@@ -329,7 +331,9 @@ class Supervisor:
 
     async def _check_database(self) -> None:
         await self._at_hand.look_at_installed()
-        await database.check(self._settings.run_dir, self._at_hand.model, self._at_hand.known_revisions)
+        at_hand = self._at_hand
+        await database.check(self._settings.run_dir, at_hand.model, at_hand.known_revisions)
+        await self._recognition.check(at_hand.model, at_hand.embedder, at_hand.similarities)
         self._status.update(origin=await database.origin(self._settings.run_dir))
         if self._settings.upgrade_copy:
             self.world.copy_due = await database.wants_copy(self._settings.run_dir, self._at_hand.revisions.heads)

@@ -33,11 +33,14 @@ from sidecar.errors import VerificationError
 from sidecar.model import Identity, Model
 from sidecar.operations import Operation
 from sidecar.programs import Programs
+from sidecar.recognition import Embedder
 from sidecar.settings import Settings
 
 REVISIONS = frozenset({"f00df00df00d", "beefbeefbeef"})
 IDENTITY = Identity("BAAI/bge-small-en-v1.5", "5c38ec7c", "float32", 384, "cls", normalize=True, query_prefix="", passage_prefix="")  # fmt: skip
-MODEL = Model(Path("/"), "bge-small-en-v1.5", "model.onnx", 512, stand_in=True, files={}, identity=IDENTITY)
+MODEL = Model(
+    Path("/"), "bge-small-en-v1.5", "model.onnx", 512, stand_in=True, files={}, loaded=frozenset(), identity=IDENTITY
+)
 _NAMES = [
     (re.compile(r"hindsight_staging_\w+"), "staging"),
     (re.compile(r"hindsight_kept_\w+"), "kept"),
@@ -83,6 +86,7 @@ class Parts:
     """What of a supervisor is needed, with a hindsight-api that is up or down at once."""
 
     model, known_revisions = MODEL, REVISIONS
+    embedder = Embedder("0" * 64, "onnx", "1.1.0")
     versions = {"hindsight-api": "1.1.0", "postgres": "18"}  # noqa: RUF012 - nobody changes it
 
     def __init__(self, programs: Programs, *, fails: bool) -> None:

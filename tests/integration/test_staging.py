@@ -20,6 +20,7 @@ from psycopg import sql
 from sidecar import database, dump_file, dumping, moving, processes, staging, swapping, verification
 from sidecar.archive import DUMP, Archive
 from sidecar.contents import Contents, Sequence, Table
+from sidecar.database import Facts
 from sidecar.errors import BlockedError, Reason, RefusedError, TransientError, VerificationError
 from sidecar.model import Identity, Model
 from sidecar.operations import Kind, Operation
@@ -525,7 +526,7 @@ def test_code_in_a_dump_has_no_more_rights_than_its_owner(
 ) -> None:
     evil = Evil(server, file, statements)
     staged = evil.stage(operation)
-    run(database.prepare(server.directory, staged.name, {"id": "a model"}, {}))
+    run(database.prepare(server.directory, staged.name, Facts({}, {"id": "a model"})))
     assert evil.ran_as() == ran_as
     owners = "SELECT DISTINCT r.rolname FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner WHERE proname ~ '^evil'"
     assert server.rows(owners, staged.name) == [("hindsight",)]
@@ -588,7 +589,7 @@ def test_a_trap_in_the_sidecars_own_schema_does_not_get_the_superusers_rights(
     with undone(server):
         with contextlib.suppress(VerificationError, ProgramError, RefusedError):
             staged = evil.stage(operation)
-            run(database.prepare(server.directory, staged.name, {"id": "a model"}, {}))
+            run(database.prepare(server.directory, staged.name, Facts({}, {"id": "a model"})))
         assert evil.ran_as() == {"hindsight"}
 
 
@@ -604,17 +605,26 @@ def test_a_cast_in_a_dump_does_not_get_the_superusers_rights(server: Server, fil
     )  # fmt: skip
 
     identity = Identity("a/model", "1", "float32", 3, "cls", normalize=True, query_prefix="", passage_prefix="")
-    other = Model(Path("/"), "other", "x", 1, stand_in=False, files={}, identity=replace(identity, revision="2"))
+    other = Model(
+        Path("/"),
+        "other",
+        "x",
+        1,
+        stand_in=False,
+        files={},
+        loaded=frozenset(),
+        identity=replace(identity, revision="2"),
+    )
     with undone(server):
         staged = evil.stage(operation).name
-        run(database.prepare(server.directory, staged, identity.to_json(), {}))
+        run(database.prepare(server.directory, staged, Facts({}, identity.to_json())))
         with served(server, staged), pytest.raises(BlockedError, match="embedded with another model"):
             run(database.check(server.directory, other, REVISIONS))
         assert "postgres" not in evil.ran_as()
 
 
 def test_facts_that_belong_to_another_are_not_written_to(server: Server) -> None:
-    model = Model(Path("/"), "m", "x", 1, stand_in=False, files={}, identity=Identity("m", "1", "float32", 3, "cls", normalize=True, query_prefix="", passage_prefix=""))  # fmt: skip
+    model = Model(Path("/"), "m", "x", 1, stand_in=False, files={}, loaded=frozenset(), identity=Identity("m", "1", "float32", 3, "cls", normalize=True, query_prefix="", passage_prefix=""))  # fmt: skip
     server.execute(
         "DROP SCHEMA IF EXISTS hindsight_sidecar CASCADE", "CREATE SCHEMA hindsight_sidecar AUTHORIZATION hindsight"
     )
@@ -848,7 +858,7 @@ def test_kept_ones_are_listed_the_latest_first_and_nothing_else_is_dropped(other
     ["1.1.0", "1.2.0.post1.dev12+g0123abcd"],
 )  # fmt: skip
 def test_a_copy_is_kept_that_nobody_can_connect_to(version: str, other: Server) -> None:
-    run(database.prepare(other.directory, "hindsight", None, {}))
+    run(database.prepare(other.directory, "hindsight", Facts({})))
     assert not run(database.wants_copy(other.directory, {"old"}))
     assert run(database.wants_copy(other.directory, {"new"}))
     was = databases(other)

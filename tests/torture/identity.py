@@ -1,7 +1,9 @@
 """Mistaken identity: a pid file that names somebody else, a second sidecar, and volumes and models that are not its own."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,12 +18,28 @@ from kills import crash
 from ledger import BANK
 from matrix import Case, Round
 from postgres_server import UNPRIVILEGED
+from reweighted import reweighted
 from rig import Rig
+from victims import family
 
 GROUP = "identity"
 SLEEPER = ["/bin/sleep", "300"]
 # Another pid, ipc and mount namespace, as a second container has them; what runs in there ends with its first process.
 APART = ["/usr/bin/unshare", "--pid", "--ipc", "--mount-proc", "--fork", "--kill-child"]
+# What a pod's pause container does: nothing, but for waiting for orphans.
+PAUSE = """
+import os, signal
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+signal.signal(signal.SIGCHLD, reap)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
 Pid = Callable[[], AbstractContextManager[str]]
 
 
@@ -84,6 +102,20 @@ def a_zombie() -> Iterator[str]:
 
 
 @contextmanager
+def a_stranger() -> Iterator[str]:
+    """Yield the pid of a process of another user, which Postgres may not signal."""
+    if os.geteuid() != 0:
+        yield "1"
+        return
+    process = subprocess.Popen(SLEEPER)
+    try:
+        yield str(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def nobody() -> Iterator[str]:
     yield ""
 
@@ -93,6 +125,7 @@ PIDS: dict[str, Pid] = {
     "a sibling": a_sibling,
     "another postgres": one_called_postgres,
     "a zombie": a_zombie,
+    "a stranger": a_stranger,
 }
 
 
@@ -138,14 +171,74 @@ def two_on_a_volume(rig: Rig, wrapper: list[str], _: float) -> Round:
         assert rig.sidecar.health_status() == 200
         crash(rig)
         other.wait_ready()
-        texts = rig.ledger.texts()
-        listed = other.memory(f"/banks/{BANK}/memories/list?limit=100000").json()["items"]
-        assert sorted(item["text"] for item in listed) == sorted(texts)
+        assert_remembered(rig, other)
     finally:
-        other.end()
+        if wrapper:
+            end_contained(other)
+        else:
+            other.end()
         shutil.rmtree(other.home)
     rig.start_ready()
     return rig.survived(None)
+
+
+@contextmanager
+def pod() -> Iterator[list[str]]:
+    """Have the namespaces of a pod with shareProcessNamespace; yield what runs a container's program there, as no child of its first process."""
+    argv = [*APART, sys.executable, "-I", "-S", "-c", PAUSE]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"up\n"
+            [pause] = [member.pid for member in family(process.pid) if member.parent == process.pid]
+            yield ["/usr/bin/nsenter", f"--target={pause}", "--pid", "--ipc", "--mount", "--"]
+            assert [member for member in family(pause) if member.pid != pause] == [], "orphans"
+        finally:
+            process.kill()
+
+
+def contained(sidecar: RunningSidecar) -> int:
+    """Return the pid of a sidecar that `pod` runs, as it is out here."""
+    assert sidecar.process is not None
+    [_, inner, *_] = family(sidecar.process.pid)
+    return inner.pid
+
+
+def in_a_pod(rig: Rig, _: float) -> Round:
+    """Be killed where another process is the first one and takes the orphans; a second sidecar there takes over."""
+    rig.begin()
+    with pod() as enter:
+        rig.start(enter)
+        rig.sidecar.wait_ready()
+        rig.store_some()
+        other = second(rig)
+        try:
+            os.kill(contained(rig.sidecar), signal.SIGKILL)
+            other.start(enter)
+            other.wait_ready()
+            assert_remembered(rig, other)
+            assert other.pid_of("postgres") == int((other.pgdata / "postmaster.pid").read_text().split()[0])
+            os.kill(contained(other), signal.SIGTERM)
+            assert other.wait_end() == 0
+            wait_for(lambda: not rig.runs, 10, "the end of the first")
+        finally:
+            end_contained(other)
+            shutil.rmtree(other.home)
+    rig.start_ready()
+    return rig.survived(None)
+
+
+def end_contained(sidecar: RunningSidecar) -> None:
+    """End a sidecar whose wrapper does not pass a signal on."""
+    if sidecar.process is not None and sidecar.process.poll() is None:
+        os.kill(contained(sidecar), signal.SIGTERM)
+    sidecar.end()
+
+
+def assert_remembered(rig: Rig, sidecar: RunningSidecar) -> None:
+    """Look whether this sidecar has every memory, once each."""
+    listed = sidecar.memory(f"/banks/{BANK}/memories/list?limit=100000").json()["items"]
+    assert sorted(item["text"] for item in listed) == sorted(rig.ledger.texts())
 
 
 # Volumes and models ---------------------------------------------------------------------------------------------
@@ -247,6 +340,41 @@ def another_model(rig: Rig, _: float) -> Round:
     return mended(rig)
 
 
+def other_weights(rig: Rig, _: float) -> Round:
+    """Find a model of the same name, revision and dimension, with other weights, as its manifest says."""
+    rig.begin()
+    model, right = model_copy(rig), rig.sidecar.home / "right"
+    model.rename(right)
+    reweighted(right, model, seed=7)
+    refused(rig, "model-mismatch", "other weights")
+    assert rig.sidecar.health()["components"]["hindsight-api"]["pid"] is None
+    shutil.rmtree(model)
+    right.rename(model)
+    return mended(rig)
+
+
+def changed_byte(rig: Rig, place: float) -> Round:
+    """Find weights with one byte of another value, anywhere."""
+    rig.begin()
+    manifest = json.loads((model_copy(rig) / "manifest.json").read_text(encoding="utf-8"))
+    name = manifest["flavors"]["onnx"]["model"]
+    path = model_copy(rig) / name
+    at = int(place * path.stat().st_size)
+    flip(path, at)
+    refused(rig, "model-changed", f"{name} has other content")
+    flip(path, at)
+    return mended(rig)
+
+
+def flip(path: Path, at: int) -> None:
+    """Turn one byte over."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
 def longer_file(rig: Rig, _: float) -> Round:
     """Find a file of the model that is one byte longer."""
     rig.begin()
@@ -265,9 +393,12 @@ def cases(rig: Rig) -> list[Case]:
         Case(GROUP, "an empty pid file", partial(stale_pid_file, rig, nobody)),
         Case(GROUP, "two on a volume", partial(two_on_a_volume, rig, [])),
         Case(GROUP, "two on a volume, in namespaces of their own", partial(two_on_a_volume, rig, APART)),
+        Case(GROUP, "a second one in a pod's namespaces", partial(in_a_pod, rig)),
         Case(GROUP, "a cluster of another major version", partial(another_major, rig)),
         Case(GROUP, "a cluster that was made elsewhere", partial(made_elsewhere, rig)),
         Case(GROUP, "a newer schema", partial(newer_schema, rig)),
         Case(GROUP, "a model of another identity", partial(another_model, rig)),
+        Case(GROUP, "a model of the same identity with other weights", partial(other_weights, rig)),
         Case(GROUP, "a model with one byte more", partial(longer_file, rig)),
+        Case(GROUP, "a model with one changed byte", partial(changed_byte, rig)),
     ]

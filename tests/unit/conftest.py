@@ -1,5 +1,6 @@
 """What several unit tests make: a baked model and an installed hindsight-api, as far as the sidecar looks at them."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -56,9 +57,12 @@ def bake(tmp_path: Path) -> Callable[..., Path]:
             "max_tokens": 512,
             "flavors": {
                 "onnx": {"identity": IDENTITY, "model": "model.onnx"},
-                "torch": {"identity": IDENTITY, "model": "."},
+                "torch": {"identity": IDENTITY, "model": "model.safetensors"},
             },
-            "files": [{"path": name, "size": len(data), "sha256": "0" * 64} for name, data in content.items()],
+            "files": [
+                {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                for name, data in content.items()
+            ],
             "made_by": "hindsight-bake 0.1.0",
             **changes,
         }

@@ -318,7 +318,7 @@ def everything() -> Metrics:
     """Return metrics of a sidecar of which all is known, in the middle of a dump."""
     status = Status()
     identity = model.Identity("id", "r", "float32", 384, "cls", True, "", "")  # noqa: FBT003
-    made = model.Model(DOCS, "m", "model.onnx", 512, stand_in=False, files={}, identity=identity)
+    made = model.Model(DOCS, "m", "model.onnx", 512, stand_in=False, files={}, loaded=frozenset(), identity=identity)
     status.update(
         memory_count=1,
         database_bytes=1,

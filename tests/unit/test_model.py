@@ -1,3 +1,4 @@
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 
 from sidecar import model
 from sidecar.errors import BlockedError, Reason
-from sidecar.model import Identity, check_files, read
+from sidecar.model import Hashes, Identity, check_content, check_files, read
 
 Bake = Callable[..., Path]
 
@@ -26,7 +27,7 @@ def test_a_baked_model_is_read_as_its_manifest_says(bake: Bake) -> None:
     assert found.weights == "model.onnx"
     assert found.max_tokens == 512
     assert not found.stand_in
-    assert found.files == {"model.onnx": 7, "tokenizer.json": 2}
+    assert {name: file.size for name, file in found.files.items()} == {"model.onnx": 7, "tokenizer.json": 2}
     check_files(found)
     assert found.to_json()["id"] == "BAAI/bge-small-en-v1.5"
     assert Identity.from_json(found.identity.to_json()) == found.identity
@@ -93,6 +94,51 @@ def test_a_file_that_cannot_be_opened_is_a_changed_model(bake: Bake, monkeypatch
 
     monkeypatch.setattr(Path, "open", refuse)  # root may read everything
     assert "Permission denied" in blocked(lambda: check_files(found)).detail
+
+
+BOTH = {"model.onnx": b"weights", "model.safetensors": b"tensors", "tokenizer.json": b"{}"}
+
+
+def test_a_byte_that_changed_is_a_changed_model(bake: Bake) -> None:
+    found = read(bake(), "onnx")
+    check_content(found, Hashes())
+    (found.directory / "model.onnx").write_bytes(b"weighty")
+    check_files(found)
+    error = blocked(lambda: check_content(found, Hashes()))
+    assert error.reason is Reason.MODEL_CHANGED
+    assert "model.onnx has other content than when it was baked" in error.detail
+
+
+def test_what_another_flavour_alone_loads_is_not_read(bake: Bake) -> None:
+    directory = bake(BOTH)
+    (directory / "model.safetensors").write_bytes(b"TENSORS")
+    check_content(read(directory, "onnx"), Hashes())
+    assert "model.safetensors" in blocked(lambda: check_content(read(directory, "torch"), Hashes())).detail
+
+
+def test_content_that_cannot_be_read_is_a_changed_model(bake: Bake) -> None:
+    found = read(bake(), "onnx")
+    (found.directory / "tokenizer.json").unlink()
+    assert "tokenizer.json cannot be read" in blocked(lambda: check_content(found, Hashes())).detail
+
+
+def test_a_file_is_read_again_once_it_was_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, hashes = tmp_path / "file", Hashes()
+    path.write_bytes(b"one")
+    first = hashes.of(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)  # whoever reads it fails
+        assert hashes.of(path) == first == hashlib.sha256(b"one").hexdigest()
+    path.write_bytes(b"two, longer")
+    assert hashes.of(path) == hashlib.sha256(b"two, longer").hexdigest()
+
+
+def test_the_content_of_a_model_is_that_of_what_its_flavour_loads(bake: Bake) -> None:
+    onnx, torch = read(bake(BOTH), "onnx").content, read(bake(BOTH), "torch").content
+    assert onnx != torch
+    assert read(bake({**BOTH, "model.safetensors": b"TENSORS"}), "onnx").content == onnx
+    assert read(bake({**BOTH, "model.onnx": b"WEIGHTS"}), "onnx").content != onnx
+    assert read(bake({**BOTH, "tokenizer.json": b"[]"}), "onnx").content != onnx
 
 
 def test_differences_are_named_with_both_sides(bake: Bake) -> None:
