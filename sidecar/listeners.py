@@ -46,7 +46,9 @@ def bind_tcp(name: str, address: Address) -> socket.socket:
 
 def _bind(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With its protocol named, asyncio sets TCP_NODELAY on what is accepted. Without it the body of an answer waits for
+    # the acknowledgement of its head, which a client on a kept connection delays by 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address.host, address.port))

@@ -69,6 +69,27 @@ def _free() -> int:
 # The control socket --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_answer_is_sent_in_pieces_without_waiting_for_their_acknowledgement(host: str) -> None:
+    async def taken_up() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ours: socket.socket = writer.get_extra_info("socket")
+            accepted.set_result(ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind_tcp("X", Address(host, 0))
+        async with await asyncio.start_server(take, sock=listener):
+            _, client = await asyncio.open_connection(*listener.getsockname()[:2])
+            found = await accepted
+            client.close()
+            await client.wait_closed()
+        return found
+
+    assert asyncio.run(taken_up()) != 0
+
+
 def test_the_control_socket_is_ours_alone_whatever_the_umask(short_path: Path) -> None:
     before = os.umask(0)
     try:
