@@ -10,6 +10,7 @@ from sidecar.status import Status
 
 SOCKET = "socket"
 TCP = "tcp"
+SCRAPER = "scraper"  # asks for metrics alone
 MARK = "sidecar.listener"
 
 
@@ -83,6 +84,6 @@ def metrics_app(metrics: Metrics) -> App:
         content = metrics.render()
         headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+        await send({"type": "http.response.body", "body": content})
 
     return app

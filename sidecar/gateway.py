@@ -15,6 +15,7 @@ from sidecar.attempts import Attempts
 from sidecar.hosts import AllowedHosts
 from sidecar.settings import Settings
 from sidecar.status import RETRY_AFTER, Status
+from sidecar.tenant import Tenant
 
 _CONNECT_TIMEOUT = 2.0  # seconds; it is on loopback
 _BODY_PAUSE = 60.0  # seconds between two pieces of a body
@@ -50,19 +51,20 @@ def _end_to_end(headers: Headers) -> Headers:
 
 
 class Gateway:
-    """An ASGI application. It changes no byte of a body and no header but those of the connection itself.
+    """An ASGI application. It changes no byte of a body and no header but those of the connection itself, and the key.
 
     Attributes:
         in_flight: calls that hindsight-api is answering now.
 
     """
 
-    def __init__(self, settings: Settings, status: Status, count: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, status: Status, tenant: Tenant, count: Callable[[str], None]) -> None:
         self._status = status
         self._key: SecretStr | None = settings.api_key
         self._attempts = Attempts(str(settings.listen))
         self._hosts = AllowedHosts(settings.listen, settings.allowed_hosts, settings.allowed_origins)
         self._count = count
+        self._tenant = tenant
         self._log = log.get("gateway")
         self._timeout = settings.gateway_timeout
         self._upstream = str(settings.api_listen)
@@ -179,7 +181,7 @@ class Gateway:
     def _request(self, scope: Scope, body: "_RequestBody") -> httpx2.Request:
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        headers = _end_to_end(scope["headers"])
+        headers = self._tenant.passed_on(_end_to_end(scope["headers"]), scope["path"])
         chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
         has_body = chunked or any(name == b"content-length" for name, _ in headers)
         if chunked:

@@ -16,6 +16,7 @@ from sidecar.errors import TransientError
 from sidecar.initscripts import InitScripts
 from sidecar.model import Model
 from sidecar.settings import Settings
+from sidecar.tenant import Tenant
 from sidecar.watch import TIMEOUT, ApiWatch
 
 _CALL_TIMEOUT = 30.0  # seconds for one call of ours
@@ -46,13 +47,12 @@ class HindsightApi(Component[ApiWatch]):
         scripts: InitScripts,
         identity: Mapping[str, str],
         environ: Mapping[str, str],
+        tenant: Tenant,
         changed: Callable[[], None],
     ) -> None:
-        own = settings.tenant_key.get_secret_value() if settings.tenant_key else None
-        key = own or environ.get("HINDSIGHT_API_TENANT_API_KEY")
         self._client = httpx2.AsyncClient(
             base_url=f"http://{settings.api_listen}",
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            auth=tenant.sign,
             limits=httpx2.Limits(max_keepalive_connections=0),
             timeout=httpx2.Timeout(_CALL_TIMEOUT, connect=TIMEOUT),
             trust_env=False,
@@ -63,13 +63,16 @@ class HindsightApi(Component[ApiWatch]):
         self._scripts = scripts
         self._identity = identity
         self._environ = environ
+        self._tenant = tenant
         self._log = log.get("hindsight-api")
         self._sweeping: asyncio.Task[None] | None = None
         self._hung: Child | None = None
 
     def start(self, model: Model) -> None:
         """Start it with this model and begin to watch it."""
-        child = self._scripts.start("30-hindsight-api", "hindsight-api", self._environment(model), signal.SIGKILL)
+        # The key is for this process alone; others get the same environment without it.
+        environment = {**self._environment(model), **self._tenant.renew()}
+        child = self._scripts.start("30-hindsight-api", "hindsight-api", environment, signal.SIGKILL)
         try:
             Path(f"/proc/{child.pid}/oom_score_adj").write_text(str(_oom_score()), encoding="ascii")
         except OSError as error:  # it serves all the same

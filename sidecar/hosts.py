@@ -52,7 +52,8 @@ class AllowedHosts:
     """The hosts that requests may be addressed to, and the origins of pages that may ask."""
 
     def __init__(self, listen: Address, extra: tuple[str, ...], origins: tuple[str, ...] = ()) -> None:
-        # A listener that others than this pod can reach demands a key, which a foreign page does not have.
+        # A gateway that others than this pod can reach demands a key, which a foreign page does not have; and metrics there
+        # are for whoever reaches them, by whatever name.
         self._everything = not listen.is_loopback
         self._names = _LOOPBACK | {listen.host} | {host_of(name) for name in extra}
         self._origins = {origin.lower().encode() for origin in origins}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar import api_environment, log, upstream
 from sidecar.asgi import App
-from sidecar.control_listener import SOCKET, TCP, Later, Marked, metrics_app
+from sidecar.control_listener import SCRAPER, SOCKET, TCP, Later, Marked, metrics_app
 from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
 from sidecar.gateway import Gateway
@@ -22,6 +22,7 @@ from sidecar.model import read
 from sidecar.serve import EXIT_FAULT, EXIT_GAVE_UP, EXIT_HARD_STOP, EXIT_SETTINGS, EXIT_STOPPED, leave
 from sidecar.settings import Settings, changed
 from sidecar.status import Status
+from sidecar.tenant import Tenant
 from sidecar.upstream import Upstream
 from sidecar.welcome import text as welcome_text
 
@@ -70,7 +71,8 @@ class Sidecar:
         self._log = log.get("sidecar")
         self._status = Status()
         self._metrics = Metrics(self._status)
-        self._gateway = Gateway(settings, self._status, self._metrics.count_refusal)
+        self._tenant = Tenant(settings, found.kept)
+        self._gateway = Gateway(settings, self._status, self._tenant, self._metrics.count_refusal)
         self._metrics.watch_calls(lambda: self._gateway.in_flight)
         self._wants_welcome = welcome
         self._supervisor: Supervisor | None = None
@@ -99,6 +101,7 @@ class Sidecar:
             self._status,
             self._installed,
             installed(),
+            self._tenant,
             first_ready=self._welcome if self._wants_welcome else None,
         )
         check_api_variables(self._settings, self._found, self._installed)
@@ -138,8 +141,9 @@ class Sidecar:
             (Marked(self._control, TCP, hosts), listeners.control),
             (Marked(self._control, SOCKET, None), listeners.socket),
         ]
-        if listeners.metrics is not None:
-            served.append((metrics_app(self._metrics), listeners.metrics))
+        if listeners.metrics is not None and settings.metrics_listen is not None:
+            hosts = AllowedHosts(settings.metrics_listen, settings.allowed_hosts)
+            served.append((Marked(metrics_app(self._metrics), SCRAPER, hosts), listeners.metrics))
         return [Server(app, listener, grace=_SERVER_GRACE) for app, listener in served]
 
     async def run(self) -> int:

@@ -42,6 +42,7 @@ from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
 from sidecar.status import Status, component
 from sidecar.stopping import Stop, stop_children
+from sidecar.tenant import Tenant
 from sidecar.threads import off_loop
 from sidecar.volume_watch import VolumeWatch
 
@@ -72,6 +73,7 @@ class Supervisor:
         status: Status,
         installed: upstream.Upstream,
         scripts: Path,
+        tenant: Tenant,
         *,
         first_ready: Callable[[], None] | None = None,
     ) -> None:
@@ -101,7 +103,7 @@ class Supervisor:
         self._postgres = Postgres(
             settings, runner, self._identity, environ.get("TZ", "UTC"), changed, lambda: self._volume.space
         )
-        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, changed)
+        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, tenant, changed)
         self._at_hand = AtHand(settings, self.world, status, self._postgres, self._api, self._identity, self._cwd)
         self._recognition = Recognition(settings.run_dir)
         self.administration = Administration(settings, self._at_hand, self._maintenance)

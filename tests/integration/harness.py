@@ -176,6 +176,13 @@ class RunningSidecar:
         """Call the memory API through the gateway, below /v1/default."""
         return call(self.port, f"/v1/default{path}", method, body, **options)
 
+    def tenant_key(self) -> str:
+        """Return the key that the hindsight-api that runs asks for at its own address, as its environment has it."""
+        environment = Path(f"/proc/{self.pid_of('hindsight-api')}/environ").read_bytes().split(b"\0")
+        name = b"HINDSIGHT_API_TENANT_API_KEY="
+        [key] = [entry.removeprefix(name).decode() for entry in environment if entry.startswith(name)]
+        return key
+
     def retain(self, bank: str, texts: list[str]) -> None:
         """Store texts; each becomes one memory."""
         items = {"items": [{"content": text} for text in texts], "async": False}

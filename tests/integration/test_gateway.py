@@ -310,7 +310,7 @@ def clean(ready_sidecar: RunningSidecar) -> Iterator[RunningSidecar]:
 @pytest.fixture(scope="module")
 def gateway(clean: RunningSidecar) -> Iterator[RecordedGateway]:
     """Return a gateway before the running hindsight-api, all of whose calls are recorded behind it."""
-    with recorded_gateway(clean.api_port) as recorded:
+    with recorded_gateway(clean.api_port, clean.tenant_key()) as recorded:
         yield recorded
 
 
@@ -356,8 +356,10 @@ def same(sidecar: RunningSidecar, target: str | bytes, method: str = "GET", head
 
     It is made of hindsight-api before and after, which shows that its answer does not change from call to call.
     """
+    inner = [*(headers or []), (b"authorization", f"Bearer {sidecar.tenant_key()}".encode())]
     before, through, after = (
-        call(port, method, target, None, headers) for port in (sidecar.api_port, sidecar.port, sidecar.api_port)
+        call(port, method, target, None, sent)
+        for port, sent in ((sidecar.api_port, inner), (sidecar.port, headers), (sidecar.api_port, inner))
     )
     assert before.undated() == after.undated()
     assert through.undated() == before.undated()
@@ -514,7 +516,8 @@ def test_a_large_text_comes_and_goes_whole(clean: RunningSidecar, gateway: Recor
     body = json.dumps({"content": text}, ensure_ascii=False).encode()
     exchange = gateway.call("POST", "/v1/default/banks/large/memories/dry-run-extract", body, JSON)
     exchange.check()
-    direct = call(clean.api_port, "POST", "/v1/default/banks/large/memories/dry-run-extract", body, JSON)
+    inner = [*JSON, (b"authorization", f"Bearer {clean.tenant_key()}".encode())]
+    direct = call(clean.api_port, "POST", "/v1/default/banks/large/memories/dry-run-extract", body, inner)
     assert exchange.answer.undated() == direct.undated()
     assert exchange.answer.status == 200
     assert len(exchange.answer.body) > 5_000_000

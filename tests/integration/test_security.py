@@ -7,8 +7,9 @@ import re
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -49,12 +50,14 @@ class Watch:
     Attributes:
         seen: names of the processes that were looked at.
         found: who had which secret, and where.
+        keys: those that hindsight-api was seen to ask for, each with the processes that have it.
 
     """
 
     sidecar: RunningSidecar
     seen: set[str] = field(default_factory=set)
     found: set[tuple[str, str, str]] = field(default_factory=set)
+    keys: dict[str, set[int]] = field(default_factory=dict)
     _end: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -81,6 +84,12 @@ class Watch:
             name = Path(os.fsdecode(words.split(b"\0")[0])).name
             is_api = b"hindsight-api" in words
             self.seen.add("hindsight-api" if is_api else name)
+            if is_api:
+                for key in re.findall(rb"(?:^|\0)HINDSIGHT_API_TENANT_API_KEY=([^\0]+)", environment):
+                    self.keys.setdefault(key.decode(), set()).add(pid)
+            for key, holders in self.keys.items():
+                if key.encode() in words or (key.encode() in environment and pid not in holders):
+                    self.found.add((name, key, "cmdline or environ"))
             for secret in (OURS | THEIRS | NOBODYS).values():
                 if secret.encode() in words:
                     self.found.add((name, secret, "cmdline"))
@@ -293,14 +302,15 @@ def test_a_page_of_another_origin_gets_nothing_of_either_address(ready_sidecar: 
 # Secrets --------------------------------------------------------------------------------------------------------
 
 
-def told(text: str | bytes) -> list[str]:
-    """Return the secrets that are in a text."""
+def secrets_in(text: str | bytes, keys: Iterable[str]) -> list[str]:
+    """Return the secrets that are in a text, and those of these keys."""
     data = text.encode() if isinstance(text, str) else text
-    return [secret for secret in (OURS | THEIRS | NOBODYS).values() if secret.encode() in data]
+    return [secret for secret in (*(OURS | THEIRS | NOBODYS).values(), *keys) if secret.encode() in data]
 
 
 def test_secrets_are_nowhere_but_where_they_are_needed(guarded: Guarded) -> None:
     sidecar = guarded.sidecar
+    told = partial(secrets_in, keys=guarded.watch.keys)
     authorized = {"authorization": f"Bearer {KEY}"}
     items = {"items": [{"content": "Ben repairs church clocks at night."}], "async": False}
     stored = sidecar.memory("/banks/clocks/memories", "POST", items, headers=authorized, timeout=120)
@@ -337,6 +347,10 @@ def test_secrets_are_nowhere_but_where_they_are_needed(guarded: Guarded) -> None
     names = {name.partition(":")[0] for name in guarded.watch.seen}  # Postgres' own tell what they do there
     assert {"hindsight-api", "postgres", "initdb", "pg_dump", "pg_restore"} <= names
     assert guarded.watch.found == set()
+    # hindsight-api's own key: another one since the restore, and each in one process
+    assert sidecar.tenant_key() in guarded.watch.keys
+    assert len(guarded.watch.keys) > 1
+    assert [pids for pids in guarded.watch.keys.values() if len(pids) != 1] == []
 
 
 def test_what_the_sidecar_writes_is_its_own_alone(guarded: Guarded) -> None:

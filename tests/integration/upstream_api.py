@@ -13,9 +13,10 @@ from postgres_server import UNPRIVILEGED
 
 
 def environment_of(sidecar: RunningSidecar) -> dict[str, str]:
-    """Return what a running sidecar gives its hindsight-api: the model, and that no network is asked."""
+    """Return what a running sidecar gives its hindsight-api: the model, and that no network is asked; without its key."""
     content = Path(f"/proc/{sidecar.pid_of('hindsight-api')}/environ").read_bytes().decode()
-    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+    found = dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+    return {name: value for name, value in found.items() if not name.startswith("HINDSIGHT_API_TENANT_")}
 
 
 @contextlib.contextmanager

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Self
 
 import h11
+from pydantic import SecretStr
 
 from sidecar.gateway import Gateway
 from sidecar.listeners import Server, bind_tcp
 from sidecar.machine import Phase, State
 from sidecar.settings import Address, Settings
 from sidecar.status import Status
+from sidecar.tenant import Tenant
 
 TIMEOUT = 60.0  # seconds without a byte
 CHUNK = 1 << 16
@@ -49,6 +51,11 @@ class Message:
     def undated(self) -> tuple[object, Headers, bytes]:
         """All but the date, for two answers to two calls."""
         return self.start, sorted(item for item in self.end_to_end if item[0] != b"date"), self.body
+
+
+def unauthorized(headers: Headers) -> Headers:
+    """Return headers without the one that the gateway puts the key in."""
+    return [(name, value) for name, value in headers if name != b"authorization"]
 
 
 def _message(event: h11.Request | h11.Response) -> Message:
@@ -250,19 +257,19 @@ class Exchange:
         received, sent = self.recording.request(), self.recording.answer()
         assert received.start == self.request.start
         assert received.body == self.request.body
-        assert received.end_to_end == self.request.end_to_end
+        assert unauthorized(received.end_to_end) == unauthorized(self.request.end_to_end)
         assert self.answer.status == sent.status
         assert self.answer.body == sent.body
         assert self.answer.end_to_end == sent.end_to_end
 
 
 @contextlib.contextmanager
-def recorded_gateway(api_port: int) -> Iterator[RecordedGateway]:
-    """Have a real gateway in front of a running hindsight-api, with a tee between the two."""
+def recorded_gateway(api_port: int, key: str) -> Iterator[RecordedGateway]:
+    """Have a real gateway in front of a running hindsight-api, which asks for this key, with a tee between the two."""
     started: Future[tuple[RecordedGateway, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        async with _serving(api_port) as recorded:
+        async with _serving(api_port, key) as recorded:
             end = asyncio.Event()
             started.set_result((recorded, asyncio.get_running_loop(), end))
             await end.wait()
@@ -289,13 +296,15 @@ def recorded_gateway(api_port: int) -> Iterator[RecordedGateway]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(api_port: int) -> AsyncIterator[RecordedGateway]:
+async def _serving(api_port: int, key: str) -> AsyncIterator[RecordedGateway]:
     tee = Tee(api_port)
     async with await asyncio.start_server(tee.serve, "127.0.0.1", 0) as tee_server:
         status = Status(clock=lambda: 0.0)  # in which no sample grows old
         status.update(state=State(Phase.READY), sampled=0.0)
         settings = Settings(api_listen=Address("127.0.0.1", tee_server.sockets[0].getsockname()[1]))
-        gateway = Gateway(settings, status, lambda _: None)
+        tenant = Tenant(settings, {})
+        tenant.key = SecretStr(key)
+        gateway = Gateway(settings, status, tenant, lambda _: None)
         listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", 0))
         server = Server(gateway, listener, grace=1)
         try:

@@ -10,7 +10,7 @@ from sidecar import __version__, control, control_listener, probes
 from sidecar.hosts import AllowedHosts
 from sidecar.machine import Phase, State
 from sidecar.metrics import Metrics
-from sidecar.settings import Settings
+from sidecar.settings import Address, Settings
 from sidecar.status import Status
 
 READY = State(Phase.READY)
@@ -246,7 +246,7 @@ def test_every_method_of_a_path_is_told_to_whoever_tries_another(client: Client)
 
 
 def test_the_listener_for_metrics_serves_them_and_nothing_else(status: Status) -> None:
-    client = TestClient(control_listener.metrics_app(Metrics(status)), base_url="http://10.0.0.7:9187")
+    client = scraper(status, "0.0.0.0:9187", "http://10.0.0.7:9187")
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert "hindsight_sidecar_ready 1.0" in answer.text
@@ -255,6 +255,28 @@ def test_the_listener_for_metrics_serves_them_and_nothing_else(status: Status) -
     assert head.text == ""
     for path in ("/health", "/v1/status", "/"):
         problem(client.get(path), 404)
+        assert client.head(path).text == ""
+
+
+def scraper(status: Status, listen: str, url: str) -> TestClient:
+    host, port = listen.split(":")
+    hosts = AllowedHosts(Address(host, int(port)), ("metrics.internal",))
+    app = control_listener.Marked(control_listener.metrics_app(Metrics(status)), control_listener.SCRAPER, hosts)
+    return TestClient(app, base_url=url)
+
+
+def test_on_loopback_the_listener_for_metrics_is_closed_to_web_pages(status: Status) -> None:
+    client = scraper(status, "127.0.0.1:9187", "http://127.0.0.1:9187")
+    for path in ("/metrics", "/nothing"):
+        problem(client.get(path, headers={"host": "evil.example:9187"}), 421)
+        problem(client.get(path, headers={"origin": "http://evil.example"}), 403)
+        problem(client.get(path, headers={"sec-fetch-site": "cross-site"}), 403)
+    assert client.head("/metrics", headers={"host": "evil.example"}).status_code == 421
+    for host in ("localhost:9187", "metrics.internal:9187"):
+        assert client.get("/metrics", headers={"host": host}).status_code == 200
+    # Elsewhere a scraper names it as it likes.
+    beyond = scraper(status, "0.0.0.0:9187", "http://10.0.0.7:9187")
+    assert beyond.get("/metrics", headers={"host": "any.example"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import hmac
 import json
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,12 +21,15 @@ from sidecar.listeners import Server, bind_tcp
 from sidecar.machine import Phase, State
 from sidecar.settings import Address, Settings
 from sidecar.status import STALE_AFTER, Status
+from sidecar.tenant import Tenant
 
 T = TypeVar("T")
 WITHIN = 20.0  # seconds, for what takes none
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 KEY = "the-key"
 READY = State(Phase.READY)
+# Where the operator has hindsight-api ask for a key, every header is passed on.
+THEIRS = {"HINDSIGHT_API_TENANT_EXTENSION": "theirs:Extension"}
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -108,6 +111,7 @@ class Rig:
 
     """
 
+    tenant: Tenant
     status: Status
     settings: Settings
     gateway: Gateway
@@ -148,14 +152,15 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(*, with_upstream: bool = True, **changes: Any) -> AsyncIterator[Rig]:
+async def rig(*, with_upstream: bool = True, environ: Mapping[str, str] = THEIRS, **changes: Any) -> AsyncIterator[Rig]:
     upstream_address = free_address()
     listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", free_address().port))
     settings = Settings(api_listen=upstream_address, **changes)
     status = Status()
     refusals: Counter[str] = Counter()
-    served = Gateway(settings, status, lambda reason: refusals.update([reason]))
-    made = Rig(status, settings, served, listener.getsockname()[1], refusals=refusals)
+    tenant = Tenant(settings, environ)
+    served = Gateway(settings, status, tenant, lambda reason: refusals.update([reason]))
+    made = Rig(tenant, status, settings, served, listener.getsockname()[1], refusals=refusals)
     status.update(
         state=READY,
         postgres={"state": "up"},
@@ -308,6 +313,38 @@ def test_request_headers_pass_but_for_those_of_the_connection() -> None:
             assert seen.all(b"authorization") == [b"Bearer tenant"]
             assert seen.all(b"x-latin") == [b"caf\xe9"]
             assert seen.all(b"connection") == [b"close"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("given", ["", "\nauthorization: Bearer their-own", "\nAuthorization: x\nauthorization: y"])
+def test_hindsight_apis_key_takes_the_place_of_what_a_client_sent(given: str) -> None:
+    async def work() -> None:
+        async with rig(environ={}) as it:
+            for _ in range(2):
+                it.tenant.renew()  # hindsight-api starts
+                assert (await it.call(f"GET /x\naccept: a{given}\nx-mine: 1")).body == b"ok"
+                seen = it.seen[-1]
+                assert it.tenant.key is not None
+                key = f"Bearer {it.tenant.key.get_secret_value()}".encode()
+                assert sorted((name.lower(), value) for name, value in seen.headers) == [
+                    (b"accept", b"a"), (b"authorization", key), (b"connection", b"close"),
+                    (b"host", b"127.0.0.1:8888"), (b"x-mine", b"1"),
+                ]  # fmt: skip
+            assert it.seen[0].all(b"authorization") != it.seen[1].all(b"authorization")
+
+    run(work())
+
+
+def test_hindsight_apis_key_is_not_the_gateways() -> None:
+    async def work() -> None:
+        async with rig(environ={}, api_key=KEY) as it:
+            assert it.tenant.key is not None
+            inner = it.tenant.key.get_secret_value()
+            assert (await it.call(f"GET /x\nauthorization: Bearer {inner}")).status == 401
+            assert (await it.call("GET /x")).status == 401
+            assert (await it.call(f"GET /x\nauthorization: Bearer {KEY}")).status == 200
+            assert [seen.all(b"authorization") for seen in it.seen] == [[f"Bearer {inner}".encode()]]
 
     run(work())
 
