@@ -303,5 +303,4 @@ async def _serving(api_port: int) -> AsyncIterator[RecordedGateway]:
             yield RecordedGateway(listener.getsockname()[1], tee)
         finally:
             await server.end()
-            await gateway.close()
             listener.close()

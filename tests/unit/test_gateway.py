@@ -167,7 +167,6 @@ async def rig(*, with_upstream: bool = True, **changes: Any) -> AsyncIterator[Ri
         yield made
     finally:
         await serving.end()
-        await served.close()
         if server is not None:
             server.close()
             await server.wait_closed()
