@@ -6,18 +6,17 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Callable
 
-import httpx2
 from pydantic import SecretStr
 
 from sidecar import log
 from sidecar.asgi import Headers, Message, Receive, Scope, Send, problem, send_json
 from sidecar.attempts import Attempts
+from sidecar.exchange import Exchange, ExchangeError, NotThereError
 from sidecar.hosts import AllowedHosts
 from sidecar.settings import Settings
 from sidecar.status import RETRY_AFTER, Status
 from sidecar.tenant import Tenant
 
-_CONNECT_TIMEOUT = 2.0  # seconds; it is on loopback
 _BODY_PAUSE = 60.0  # seconds between two pieces of a body
 _PATH_SHOWN = 200  # characters of a path, as it was sent, in a log line
 # Of one connection only, RFC 9110 section 7.6.1; `host` is made anew for the other one, with the same value.
@@ -50,6 +49,17 @@ def _end_to_end(headers: Headers) -> Headers:
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name not in named]
 
 
+def _to_upstream(headers: Headers) -> tuple[Headers, bool]:
+    """Return a request's headers as hindsight-api gets them, and whether a body follows."""
+    chunked = any(name == b"transfer-encoding" for name, _ in headers)
+    passed = _end_to_end(headers)
+    if chunked:
+        passed = [item for item in passed if item[0] != b"content-length"]
+        passed.append((b"transfer-encoding", b"chunked"))
+    has_body = chunked or any(name == b"content-length" for name, _ in passed)
+    return [*passed, (b"connection", b"close")], has_body
+
+
 class Gateway:
     """An ASGI application. It changes no byte of a body and no header but those of the connection itself, and the key.
 
@@ -67,21 +77,9 @@ class Gateway:
         self._tenant = tenant
         self._log = log.get("gateway")
         self._timeout = settings.gateway_timeout
-        self._upstream = str(settings.api_listen)
+        self._upstream = settings.api_listen
         self._began = time.monotonic()
         self.in_flight = 0
-        # A connection of its own for every call: a kept one may be closed by the other side at the very moment a
-        # memory is sent over it, and whether it was stored would be anybody's guess.
-        self._client = httpx2.AsyncClient(
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT),
-            trust_env=False,
-            follow_redirects=False,
-        )
-
-    async def close(self) -> None:
-        """Close what is open towards hindsight-api."""
-        await self._client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -162,8 +160,7 @@ class Gateway:
 
     async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _RequestBody(receive)
-        request = self._request(scope, body)
-        work = asyncio.ensure_future(self._exchange(request, scope["raw_path"].decode("latin-1")[:_PATH_SHOWN], send))
+        work = asyncio.ensure_future(self._exchange(scope, body, send))
         watch = asyncio.ensure_future(body.client_gone())
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,44 +175,28 @@ class Gateway:
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
 
-    def _request(self, scope: Scope, body: "_RequestBody") -> httpx2.Request:
-        query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        headers = self._tenant.passed_on(_end_to_end(scope["headers"]), scope["path"])
-        chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-        has_body = chunked or any(name == b"content-length" for name, _ in headers)
-        if chunked:
-            headers = [item for item in headers if item[0] != b"content-length"]
-            headers.append((b"transfer-encoding", b"chunked"))
-        request = httpx2.Request(
-            scope["method"],
-            f"http://{self._upstream}",
-            content=body.stream() if has_body else None,
-            # The client's own path, bytes as they came: a URL object would encode them anew and take out dots.
-            extensions={"target": target},
-        )
-        request.headers = httpx2.Headers([*headers, (b"connection", b"close")])
+    async def _exchange(self, scope: Scope, body: "_RequestBody", send: Send) -> None:
+        headers, has_body = _to_upstream(scope["headers"])
+        headers = self._tenant.passed_on(headers, scope["path"])
         body.expected = has_body
-        return request
-
-    async def _exchange(self, request: httpx2.Request, path: str, send: Send) -> None:
+        query = scope["query_string"]
+        # The client's own path, bytes as they came: a URL object would encode them anew and take out dots.
+        target = scope["raw_path"] + (b"?" + query if query else b"")
         started = False
+        # A connection of its own for every call: a kept one may be closed by the other side at the very moment a
+        # memory is sent over it, and whether it was stored would be anybody's guess.
+        exchange = Exchange(self._upstream)
         try:
             async with asyncio.timeout(self._timeout):  # for its beginning: a stream of events has no end to wait for
-                response = await self._client.send(request, stream=True)
-            async with contextlib.aclosing(response):
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": response.status_code,
-                        "headers": _end_to_end(response.headers.raw),
-                    }
-                )
-                started = True
-                async for chunk in response.aiter_raw():
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-        except (httpx2.HTTPError, TimeoutError) as error:
+                response = await exchange.begin(scope["method"], target, headers, body.stream() if has_body else None)
+            answered = _end_to_end(response.headers.raw_items())
+            await send({"type": "http.response.start", "status": response.status_code, "headers": answered})
+            started = True
+            async for piece in exchange.pieces():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except (ExchangeError, TimeoutError) as error:
+            path = scope["raw_path"].decode("latin-1")[:_PATH_SHOWN]
             self._log.warning("hindsight-api did not answer", error=f"{type(error).__name__}: {error}", path=path)
             if started:
                 # Half an answer must not look like a whole one: the server closes the connection on this.
@@ -231,9 +212,11 @@ class Gateway:
             await self._refuse(send, "stalled", 408, problem(
                 408, "The body stopped", f"no piece of the body came for {_BODY_PAUSE:g} s; send it again",
             ), [(b"connection", b"close")])  # fmt: skip
+        finally:
+            exchange.close()
 
     async def _refuse_failed(self, send: Send, error: Exception) -> None:
-        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        if isinstance(error, NotThereError):
             status, detail = 503, "hindsight-api is not there; nothing was sent to it: try again"
         else:
             status, detail = 502, "hindsight-api ended before it answered; what was sent may have been stored"

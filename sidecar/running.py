@@ -169,7 +169,6 @@ class Sidecar:
             return leave(EXIT_FAULT, "an unexpected fault; the log has the trace")
         finally:
             await asyncio.gather(*(server.end() for server in servers))
-            await self._gateway.close()
 
     async def _supervise(self, supervisor: "Supervisor", servers: list[asyncio.Task[None]]) -> int:
         supervising = asyncio.create_task(supervisor.run())

@@ -312,5 +312,4 @@ async def _serving(api_port: int, key: str) -> AsyncIterator[RecordedGateway]:
             yield RecordedGateway(listener.getsockname()[1], tee)
         finally:
             await server.end()
-            await gateway.close()
             listener.close()

@@ -172,7 +172,6 @@ async def rig(*, with_upstream: bool = True, environ: Mapping[str, str] = THEIRS
         yield made
     finally:
         await serving.end()
-        await served.close()
         if server is not None:
             server.close()
             await server.wait_closed()
