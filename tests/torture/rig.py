@@ -166,7 +166,9 @@ class Rig:
         self._look_for(texts, texts[self._before :])
         self._look_at_processes()
         self._look_at_tables()
-        assert "permission denied for" not in self.new_log(), "Postgres refused something that we or hindsight-api asked"
+        assert "permission denied for" not in self.new_log(), (
+            "Postgres refused something that we or hindsight-api asked"
+        )
         self.stop()
         return Round(len(texts), outage)
 
