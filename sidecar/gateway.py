@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -65,6 +66,7 @@ class Gateway:
 
     Attributes:
         in_flight: calls that hindsight-api is answering now.
+        answered: monotonic seconds of the last time that it began to answer one, minus infinity before the first.
 
     """
 
@@ -80,6 +82,7 @@ class Gateway:
         self._upstream = settings.api_listen
         self._began = time.monotonic()
         self.in_flight = 0
+        self.answered = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -189,8 +192,9 @@ class Gateway:
         try:
             async with asyncio.timeout(self._timeout):  # for its beginning: a stream of events has no end to wait for
                 response = await exchange.begin(scope["method"], target, headers, body.stream() if has_body else None)
-            answered = _end_to_end(response.headers.raw_items())
-            await send({"type": "http.response.start", "status": response.status_code, "headers": answered})
+            self.answered = time.monotonic()
+            headers = _end_to_end(response.headers.raw_items())
+            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
             started = True
             async for piece in exchange.pieces():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})

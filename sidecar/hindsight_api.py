@@ -48,8 +48,10 @@ class HindsightApi(Component[ApiWatch]):
         identity: Mapping[str, str],
         environ: Mapping[str, str],
         tenant: Tenant,
+        answered: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
+        """`answered` returns the monotonic seconds of its last answer to a memory call."""
         self._client = httpx2.AsyncClient(
             base_url=f"http://{settings.api_listen}",
             auth=tenant.sign,
@@ -57,7 +59,7 @@ class HindsightApi(Component[ApiWatch]):
             timeout=httpx2.Timeout(_CALL_TIMEOUT, connect=TIMEOUT),
             trust_env=False,
         )
-        super().__init__(ApiWatch(self._client, changed))
+        super().__init__(ApiWatch(self._client, answered, changed))
         self.installed = installed
         self._settings = settings
         self._scripts = scripts

@@ -102,6 +102,7 @@ class Sidecar:
             self._installed,
             installed(),
             self._tenant,
+            lambda: self._gateway.answered,
             first_ready=self._welcome if self._wants_welcome else None,
         )
         check_api_variables(self._settings, self._found, self._installed)

@@ -74,6 +74,7 @@ class Supervisor:
         installed: upstream.Upstream,
         scripts: Path,
         tenant: Tenant,
+        answered: Callable[[], float],
         *,
         first_ready: Callable[[], None] | None = None,
     ) -> None:
@@ -103,7 +104,7 @@ class Supervisor:
         self._postgres = Postgres(
             settings, runner, self._identity, environ.get("TZ", "UTC"), changed, lambda: self._volume.space
         )
-        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, tenant, changed)
+        self._api = HindsightApi(settings, self.installed, runner, self._identity, environ, tenant, answered, changed)
         self._at_hand = AtHand(settings, self.world, status, self._postgres, self._api, self._identity, self._cwd)
         self._recognition = Recognition(settings.run_dir)
         self.administration = Administration(settings, self._at_hand, self._maintenance)

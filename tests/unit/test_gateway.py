@@ -5,7 +5,9 @@ import contextlib
 import gzip
 import hmac
 import json
+import math
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -478,8 +480,10 @@ def test_one_connection_of_the_client_serves_many_calls() -> None:
     async def work() -> None:
         async with rig() as it, it.connection() as (reader, writer):
             for _ in range(3):
+                before = time.monotonic()
                 writer.write(b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nhi")
                 assert (await read_message(reader)).body == b"ok"
+                assert before <= it.gateway.answered <= time.monotonic()
             assert len(it.seen) == 3
 
     run(work())
@@ -503,6 +507,7 @@ def test_a_client_that_goes_is_gone_for_the_upstream_too() -> None:
                 writer.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 await asked.wait()
                 assert it.gateway.in_flight == 1
+                assert it.gateway.answered == -math.inf, "one that was asked may hang"
             await gone.wait()
             while it.gateway.in_flight:  # noqa: ASYNC110 - a number, no event
                 await asyncio.sleep(0.005)

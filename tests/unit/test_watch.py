@@ -1,4 +1,5 @@
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -41,6 +42,10 @@ def test_postgres_own_beginnings_are_heard(tmp_path: Path) -> None:
 Answer = Callable[[httpx2.Request], httpx2.Response]
 
 
+def never() -> float:
+    return -math.inf
+
+
 def looked(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> list[tuple[Server, str | None]]:
     """Return what a watch saw at each change, with these answers and then none."""
     monkeypatch.setattr(watch, "INTERVAL", 0.0)
@@ -57,7 +62,7 @@ def looked(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> list[tuple
             return answers.pop(0)(request)
 
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
-            made = ApiWatch(client, lambda: seen.append((made.server, made.fault)))
+            made = ApiWatch(client, never, lambda: seen.append((made.server, made.fault)))
             watching = asyncio.ensure_future(made.run())
             async with asyncio.timeout(20):
                 await done.wait()
@@ -97,9 +102,11 @@ def test_an_api_that_was_up_is_unresponsive_until_it_answers_well_again(monkeypa
     ]  # fmt: skip
 
 
-def test_an_api_that_hangs_is_seen_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("busy", [0, 3])
+def test_an_api_that_hangs_is_seen_as_such_and_a_busy_one_is_up(busy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "TIMEOUT", 0.05)
     seen: list[tuple[Server, str | None]] = []
+    asked: list[Server] = []
 
     async def work() -> None:
         hung = asyncio.Event()
@@ -112,13 +119,17 @@ def test_an_api_that_hangs_is_seen_as_such(monkeypatch: pytest.MonkeyPatch) -> N
             first = False
             return httpx2.Response(200)
 
+        def answered_others() -> float:
+            asked.append(made.server)
+            return time.monotonic() if len(asked) <= busy else -math.inf
+
         def changed() -> None:
             seen.append((made.server, made.fault))
             if made.server is Server.UNRESPONSIVE:
                 hung.set()
 
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
-            made = ApiWatch(client, changed)
+            made = ApiWatch(client, answered_others, changed)
             watching = asyncio.ensure_future(made.run())
             async with asyncio.timeout(20):
                 await hung.wait()
@@ -126,7 +137,9 @@ def test_an_api_that_hangs_is_seen_as_such(monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.wait({watching})
 
     asyncio.run(work())
+    assert [server for server, _ in seen] == [Server.STARTING, Server.UP, Server.UNRESPONSIVE]
     assert seen[-1] == (Server.UNRESPONSIVE, "no answer to /health within 0.05 s")
+    assert asked == [Server.UP] * (busy + 1)
 
 
 def test_a_stopped_process_of_postgres_is_named(tmp_path: Path) -> None:
