@@ -274,6 +274,19 @@ def test_with_a_key_nothing_but_probes_passes_without_it(guarded: Guarded) -> No
     assert call(port, "/v1/default/banks", headers={"authorization": f"Bearer {KEY}"}).status == 200
 
 
+def test_the_key_cannot_be_walked_around(guarded: Guarded) -> None:
+    port = guarded.sidecar.api_port
+    for headers in ({}, {"authorization": f"Bearer {KEY}"}, {"authorization": f"Bearer {TOKEN}"}):
+        answered = {
+            (method, path)
+            for method, path in operations(call(port, "/openapi.json").json())
+            if call(port, path, method, b"{}" if method in ("POST", "PUT", "PATCH") else None, headers).status < 400
+        }
+        assert answered == {("GET", path) for path in (*gateway._OPEN_PATHS, "/metrics", "/v1/bank-template-schema")}
+        # With an LLM it is asked for nobody.
+        assert call(port, "/v1/default/banks/x/reflect", "POST", {"query": "Who?"}, headers).status == 401
+
+
 def test_nothing_listens_but_the_three_addresses_on_loopback(guarded: Guarded) -> None:
     sidecar = guarded.sidecar
     assert sidecar.process is not None

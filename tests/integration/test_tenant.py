@@ -27,12 +27,16 @@ OPEN = {
         "/health", "/health/ready", "/health/live", "/version", "/v1/version", "/metrics", "/v1/bank-template-schema",
     },
 }  # fmt: skip
+# Where hindsight-api says first that there is no LLM, that something is off, or that what was sent is no archive.
+SAID_FIRST = {
+    "/health/llm", "/reflect", "/mental-models/{mental_model_id}/refresh", "/mental-models/{mental_model_id}/dry-run-refresh",
+    "/import", "/document-transfer", "/transfer/import",
+}  # fmt: skip
 DESCRIPTIONS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
 BOUNDARY = "a-boundary"
 # Of a memory, whatever it is about.
 ITS_OWN = {"id", "bank_id", "document_id", "chunk_id", "created_at", "updated_at", "event_date", "mentioned_at"}
-# What differs between two starts, or from call to call.
-PASSING = re.compile(r'"(?:uptime_seconds|updated_at|last_used_at|timestamp)":[^,}]*')
+PASSING = re.compile(r'"final":[^,}]*')  # score of a memory, which is less the older it is
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Compared:
 
     version: str
     sidecar: RunningSidecar
-    before: dict[str, str]
+    before: dict[str, Any]
     schemas: list[str]
 
 
@@ -92,7 +96,7 @@ def count(sidecar: RunningSidecar) -> int:
     return int(sidecar.memory(f"/banks/{BANK}/memories/list").json()["total"])
 
 
-def answers(sidecar: RunningSidecar) -> dict[str, str]:
+def answers(sidecar: RunningSidecar) -> dict[str, Any]:
     """Return what is answered through the gateway to calls that change nothing, without what passes with time."""
     found: dict[str, Answer] = {
         path: call(sidecar.port, path)
@@ -107,7 +111,7 @@ def answers(sidecar: RunningSidecar) -> dict[str, str]:
         found[question] = sidecar.memory(f"/banks/{BANK}/memories/recall", "POST", body)
     wrong = sidecar.memory(f"/banks/{BANK}/memories/recall", "POST", {"no": "query"})
     return {
-        name: f"{answer.status} {answer.headers['content-type']} {PASSING.sub('', answer.body.decode())}"
+        name: (answer.status, answer.headers["content-type"], json.loads(PASSING.sub('"":0', answer.body.decode())))
         for name, answer in {**found, "wrong": wrong}.items()
     }
 
@@ -132,6 +136,7 @@ def asked(sidecar: RunningSidecar, query: LiteralString, *values: str) -> list[t
 # Walking ----------------------------------------------------------------------------------------------------------
 
 PLAIN = {"integer": 1, "number": 1, "boolean": False, "null": None}
+ADDRESS = "https://example.invalid/hook"
 FORMATS = {"uuid": "00000000-0000-4000-8000-000000000000", "date-time": "2026-01-01T00:00:00Z"}
 
 
@@ -149,10 +154,20 @@ def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
         return schema.get("const") or schema["enum"][0]
     kind = schema.get("type")
     if kind == "object":
-        return {name: example(schema["properties"][name], document) for name in schema.get("required", [])}
+        wanted = {name: example(schema["properties"][name], document) for name in schema.get("required", [])}
+        return wanted | ({"url": ADDRESS} if "url" in wanted else {})
     if kind == "array":
         return [example(schema["items"], document)]
     return PLAIN[kind] if kind in PLAIN else FORMATS.get(schema.get("format", ""), "x" * schema.get("minLength", 1))
+
+
+def changed(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Return a change of one thing, a switch where there is one: one of nothing is refused before anything else."""
+    properties = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+    values = {name: example(one, document) for name, one in properties.items()}
+    switches = [name for name, value in values.items() if value is False]
+    name = next(iter([*switches, *values]))
+    return {name: values[name]}
 
 
 def form(schema: dict[str, Any], document: dict[str, Any]) -> bytes:
@@ -188,6 +203,8 @@ def requests(document: dict[str, Any]) -> list[Request]:
 def request(document: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> Request:
     wanted = [one for one in operation.get("parameters", []) if one.get("required")]
     values = {one["name"]: str(example(one["schema"], document)) for one in wanted}
+    values = {name: FORMATS["uuid"] if name.endswith("_id") else value for name, value in values.items()}
+    values |= {"bank_id": BANK}
     query = urlencode({one["name"]: values[one["name"]] for one in wanted if one["in"] == "query"})
     target = re.sub(r"\{([^}:]+)[^}]*\}", lambda match: values[match[1]], path) + (f"?{query}" if query else "")
     contents = operation.get("requestBody", {}).get("content", {})
@@ -195,7 +212,9 @@ def request(document: dict[str, Any], method: str, path: str, operation: dict[st
         body = form(contents["multipart/form-data"]["schema"], document)
         return Request(method, path, target, body, {"content-type": f"multipart/form-data; boundary={BOUNDARY}"})
     if "application/json" in contents:
-        body = json.dumps(example(contents["application/json"]["schema"], document)).encode()
+        schema = contents["application/json"]["schema"]
+        value = example(schema, document) or (changed(schema, document) if method == "PATCH" else {})
+        body = json.dumps(value).encode()
         return Request(method, path, target, body, {"content-type": "application/json"})
     return Request(method, path, target, None, {})
 
@@ -212,13 +231,17 @@ def test_without_the_key_hindsight_api_answers_nothing_of_memory(compared: Compa
         {"authorization": ""},
         {"x-api-key": key, "host": f"evil.example:{port}", "origin": f"http://evil.example:{port}"},
     ]
-    answered = set()
+    answered, said = set(), set()
     for one in described:
         for headers in tried:
             answer = call(port, one.target, one.method, one.body, {**one.content_type, **headers})
-            if answer.status not in (401, 403):
+            if answer.status < 400:
                 answered.add((one.method, one.path, answer.status))
+            elif answer.status not in (401, 410):  # the latter: there is no such thing any more
+                said.add(one.path.removeprefix("/v1/default/banks/{bank_id}"))
+                assert not [text for text in TEXTS if text.encode() in answer.body], one
     assert answered == {("GET", path, 200) for path in OPEN[compared.version]}
+    assert said <= SAID_FIRST
     for path in DESCRIPTIONS:
         assert call(port, path).status == 200, path
     for path in ("/", "/nothing", "/v1/default", "/static/x", "/ext/", "/favicon.ico"):
@@ -226,6 +249,22 @@ def test_without_the_key_hindsight_api_answers_nothing_of_memory(compared: Compa
     # With it, the same calls are answered.
     for path in ("/v1/default/banks", f"/v1/default/banks/{BANK}/memories/list"):
         assert call(port, path, headers=bearer(key)).status == 200
+
+
+def test_without_the_key_nothing_is_imported(compared: Compared) -> None:
+    sidecar, port = compared.sidecar, compared.sidecar.api_port
+    path = f"/v1/default/banks/{BANK}"
+    template = sidecar.memory(f"/banks/{BANK}/export").json()
+    assert call(port, f"{path}/import", "POST", template).status == 401
+    dry = call(port, f"{path}/import?dry_run=true", "POST", template)  # tells what is in what was sent
+    assert (dry.status, dry.json()["dry_run"]) == (200, True)
+    archive = sidecar.memory(f"/banks/{BANK}/document-transfer")  # 1.1.0 makes archives in the background
+    assert archive.status == (200 if compared.version == "0.8.4" else 410)
+    content = archive.body if archive.status == 200 else b"PK"
+    start = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="a.zip"\r\n\r\n'.encode()
+    body = start + content + f"\r\n--{BOUNDARY}--\r\n".encode()
+    form_type = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    assert call(port, f"{path}/document-transfer", "POST", body, form_type).status == 401
 
 
 def test_without_the_key_mcp_has_nothing(compared: Compared) -> None:
@@ -240,14 +279,14 @@ def test_without_the_key_mcp_has_nothing(compared: Compared) -> None:
                 sent = {**accept, **headers, "mcp-session-id": "x"}
                 assert call(port, path, method, hello if method == "POST" else None, sent).status == 401, (method, path)
         probed = call(port, path)  # without a session: some clients ask whether there is anything
-        assert (probed.status, probed.body) == (200, b""), path
+        assert (probed.status, probed.body) == (200, b"{}"), path
 
 
 def test_memories_of_before_are_found_and_answers_are_the_same(compared: Compared) -> None:
     assert count(compared.sidecar) == len(TEXTS) + 1
     assert compared.sidecar.recall(BANK, "Who cuts fruit trees?")[0]["text"] == TEXTS[0]
     assert answers(compared.sidecar) == compared.before
-    assert schemas_of(compared.sidecar) == compared.schemas == ["public"]
+    assert schemas_of(compared.sidecar) == compared.schemas == ["hindsight_sidecar", "public"]
     compared.sidecar.retain("gardens-again", TEXTS)
     both = [stored(compared.sidecar, bank) for bank in (BANK, "gardens-again")]
     assert [row for row in both[0] if row["text"] in TEXTS] == both[1]
