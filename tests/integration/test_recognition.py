@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from administrator import archive_of, ask, finished
 from harness import RunningSidecar, reachable_directory
-from reweighted import reweighted
+from reweighted import turned
 
 BANK = "recognition"
 TEXTS = [
@@ -34,10 +34,10 @@ STORED = (
 
 @pytest.fixture(scope="module")
 def others(models: Path) -> Iterator[Path]:
-    """Return a model of the stand-in's name with other weights, for both flavours."""
+    """Return a model of the stand-in's name that means as much, in vectors of another space; for both flavours."""
     with reachable_directory() as directory:
         [model] = [path for path in models.iterdir() if (path / "manifest.json").is_file()]
-        yield reweighted(model, directory / "other", seed=7)
+        yield turned(model, directory / "other", seed=7)
 
 
 def sql(sidecar: RunningSidecar, statement: str) -> list[Any]:

@@ -18,7 +18,7 @@ from kills import crash
 from ledger import BANK
 from matrix import Case, Round
 from postgres_server import UNPRIVILEGED
-from reweighted import reweighted
+from reweighted import scrambled, turned
 from rig import Rig
 from victims import family
 
@@ -340,12 +340,12 @@ def another_model(rig: Rig, _: float) -> Round:
     return mended(rig)
 
 
-def other_weights(rig: Rig, _: float) -> Round:
+def other_weights(rig: Rig, make: Callable[[Path, Path, int], Path], _: float) -> Round:
     """Find a model of the same name, revision and dimension, with other weights, as its manifest says."""
     rig.begin()
     model, right = model_copy(rig), rig.sidecar.home / "right"
     model.rename(right)
-    reweighted(right, model, seed=7)
+    make(right, model, 7)
     refused(rig, "model-mismatch", "other weights")
     assert rig.sidecar.health()["components"]["hindsight-api"]["pid"] is None
     shutil.rmtree(model)
@@ -398,7 +398,8 @@ def cases(rig: Rig) -> list[Case]:
         Case(GROUP, "a cluster that was made elsewhere", partial(made_elsewhere, rig)),
         Case(GROUP, "a newer schema", partial(newer_schema, rig)),
         Case(GROUP, "a model of another identity", partial(another_model, rig)),
-        Case(GROUP, "a model of the same identity with other weights", partial(other_weights, rig)),
+        Case(GROUP, "a model of the same identity with random weights", partial(other_weights, rig, scrambled)),
+        Case(GROUP, "a model of the same identity that means as much", partial(other_weights, rig, turned)),
         Case(GROUP, "a model with one byte more", partial(longer_file, rig)),
         Case(GROUP, "a model with one changed byte", partial(changed_byte, rig)),
     ]
