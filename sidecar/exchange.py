@@ -15,6 +15,7 @@ from sidecar.settings import Address
 
 CONNECT_TIMEOUT = 2.0  # seconds; it is on loopback
 _READ_AHEAD = 2**18  # bytes of an answer that may wait for the client to take them
+_HEAD_MAX = 100 * 1024  # bytes of its headers
 
 
 class ExchangeError(Exception):
@@ -110,7 +111,7 @@ class Exchange:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._http = h11.Connection(h11.CLIENT)
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_MAX)
         self._wire: _Wire | None = None
 
     async def begin(

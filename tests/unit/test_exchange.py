@@ -64,6 +64,7 @@ async def pieces(count: int) -> AsyncIterator[bytes]:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n\r\nok",  # to the end of the connection
         b"HTTP/1.1 102 Processing\r\n\r\n" + OK,
+        OK.replace(b"\r\n", b"\r\nx-long: " + b"l" * 90_000 + b"\r\n", 1),
     ],
 )
 def test_an_answer_is_taken_to_its_end(answer: bytes) -> None:
