@@ -175,10 +175,11 @@ torture: setup image-for-tests ## Kill, stop, hang and fill everything, within a
 # Many clients at once with a dump in the middle, and what the gateway costs a recall (docs/load.md).
 CLIENTS ?= 50
 MINUTES ?= 10
+TURN ?= 20
 .PHONY: load
-load: sidecar-env dev-env api-env stand-in ## Load a sidecar, and compare recalls with and without its gateway (CLIENTS, MINUTES, SHORT=1, JSON=file)
+load: sidecar-env dev-env api-env stand-in ## Load a sidecar, and compare recalls with and without its gateway (CLIENTS, MINUTES, TURN=seconds, SHORT=1, JSON=file)
 	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' PYTHONPATH=.:tests/integration:tests/load '$(DEV)/bin/python' -P tests/load/load.py \
-	    --clients '$(CLIENTS)' --minutes '$(MINUTES)' $(if $(SHORT),--short) $(if $(JSON),--json '$(JSON)')
+	    --clients '$(CLIENTS)' --minutes '$(MINUTES)' --turn '$(TURN)' $(if $(SHORT),--short) $(if $(JSON),--json '$(JSON)')
 
 # Two workers, a file of tests each; then those that take a time, with nothing beside them.
 .PHONY: test image-test unit lint format locks

@@ -58,9 +58,9 @@ class Size:
     limits: Limits
 
 
-def full(count: int, minutes: float) -> Size:
+def full(count: int, minutes: float, turn: float) -> Size:
     """Return what `make load` does."""
-    return Size(count, minutes * 60, 6, 20.0, (1, 4), FULL)
+    return Size(count, minutes * 60, 6, turn, (1, 4), FULL)
 
 
 def short() -> Size:
@@ -115,11 +115,11 @@ class Run:
             load = self._workers.submit(clients.run, plan)
             probed = self._workers.submit(probing.run, probes, PROBES_A_SECOND, found.begin, found.end)
             time.sleep(found.begin + self._size.seconds / 2 - time.monotonic())
-            found.dump, asked = self._dump()
+            found.dump = self._dump()
             found.load, found.probed = load.result(), probed.result()
         found.about["cpu_seconds"] = {name: seconds - used[name] for name, seconds in self._used().items()}
         acknowledged = [at for each in found.load.acknowledged.values() for _, at in each]
-        found.dump.owed = sum(at < asked for at in acknowledged)
+        found.dump.owed = sum(at < found.dump.asked for at in acknowledged)
         found.after = wait_for(self._quiet, _QUIET, "no connection of a client")
         found.restarts = {name: int(one["restarts"]) for name, one in self._sidecar.health()["components"].items()}
 
@@ -137,11 +137,11 @@ class Run:
         ours = [line for line in lines if line[1].partition(":")[2] in listening and line[3] == established]
         return None if ours else samples.look(self._pid)
 
-    def _dump(self) -> tuple[Dumped, float]:
+    def _dump(self) -> Dumped:
         asked = time.monotonic()
         done = self._command("dump", "--output", str(self._archive))
         said = "" if done.returncode == 0 else done.stderr[-300:].strip()
-        return Dumped(time.monotonic() - asked, fetched=done.returncode == 0, said=said), asked
+        return Dumped(asked, time.monotonic() - asked, fetched=done.returncode == 0, said=said)
 
     def _verify_dump(self) -> None:
         done, dump = self._command("verify", "--json", str(self._archive)), self.measured.dump
@@ -234,10 +234,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--turn", type=float, default=20.0, help="seconds of each turn of the comparison")
     parser.add_argument("--short", action="store_true", help="what `make test` has of it")
     parser.add_argument("--json", type=Path, help="a file for everything that was measured")
     options = parser.parse_args()
-    size = short() if options.short else full(options.clients, options.minutes)
+    size = short() if options.short else full(options.clients, options.minutes, options.turn)
     measured = measure(size, lambda sentence: print(f"==> {sentence}", file=sys.stderr, flush=True))
     lines = rows(measured, size.limits)
     about = measured.about
