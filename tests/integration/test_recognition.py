@@ -144,7 +144,9 @@ def test_memories_of_other_weights_are_served_where_that_was_forced(make_sidecar
     assert source.stop() == 0
     target = make_sidecar(HINDSIGHT_SIDECAR_MODEL_DIR=str(others)).start_ready()
     refused = finished(target, ask(target, "PUT", "/v1/restores", archive))
-    assert (refused["outcome"], "embedded with another model" in refused["error"]) == ("failed", True), refused
+    assert (refused["outcome"], "embedded with another model" in refused["error"]) == ("verification-failed", True), (
+        refused
+    )
     forced = finished(target, ask(target, "PUT", "/v1/restores?force_model=true", archive))
     assert forced["outcome"] == "done", forced["error"]
     assert target.stop() == 0
