@@ -24,7 +24,7 @@ TEXTS = ["Olga prunes the quince trees in March.", "The well behind the barn ran
 OPEN = {
     "0.8.4": {"/health", "/version", "/metrics", "/v1/bank-template-schema"},
     "1.1.0": {
-        "/health", "/health/ready", "/health/live", "/version", "/v1/version", "/metrics", "/v1/bank-template-schema",
+        "/health", "/health/ready", "/health/live", "/version", "/metrics", "/v1/bank-template-schema",
     },
 }  # fmt: skip
 # Where hindsight-api says first that there is no LLM, that something is off, or that what was sent is no archive.
@@ -36,7 +36,6 @@ DESCRIPTIONS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
 BOUNDARY = "a-boundary"
 # Of a memory, whatever it is about.
 ITS_OWN = {"id", "bank_id", "document_id", "chunk_id", "created_at", "updated_at", "event_date", "mentioned_at"}
-PASSING = re.compile(r'"final":[^,}]*')  # score of a memory, which is less the older it is
 
 
 @dataclass
@@ -92,8 +91,10 @@ def compared(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Compar
             sidecar.end()
 
 
-def count(sidecar: RunningSidecar) -> int:
-    return int(sidecar.memory(f"/banks/{BANK}/memories/list").json()["total"])
+def count(sidecar: RunningSidecar, bank: str = BANK) -> int | None:
+    """Return how many memories a bank has; None while there is no answer to that, on a busy machine."""
+    answer = sidecar.memory(f"/banks/{bank}/memories/list")
+    return int(answer.json()["total"]) if answer.status == 200 else None
 
 
 def answers(sidecar: RunningSidecar) -> dict[str, Any]:
@@ -111,9 +112,14 @@ def answers(sidecar: RunningSidecar) -> dict[str, Any]:
         found[question] = sidecar.memory(f"/banks/{BANK}/memories/recall", "POST", body)
     wrong = sidecar.memory(f"/banks/{BANK}/memories/recall", "POST", {"no": "query"})
     return {
-        name: (answer.status, answer.headers["content-type"], json.loads(PASSING.sub('"":0', answer.body.decode())))
+        name: (answer.status, answer.headers["content-type"], json.loads(answer.body, object_hook=without_its_score))
         for name, answer in {**found, "wrong": wrong}.items()
     }
+
+
+def without_its_score(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the final score of a memory: it is less the older the memory is."""
+    return {name: value for name, value in found.items() if name != "final" or not isinstance(value, float)}
 
 
 def schemas_of(sidecar: RunningSidecar) -> list[str]:
@@ -244,6 +250,7 @@ def test_without_the_key_hindsight_api_answers_nothing_of_memory(compared: Compa
     assert said <= SAID_FIRST
     for path in DESCRIPTIONS:
         assert call(port, path).status == 200, path
+    assert call(port, "/v1/version").status == (200 if compared.version == "1.1.0" else 404)  # not described
     for path in ("/", "/nothing", "/v1/default", "/static/x", "/ext/", "/favicon.ico"):
         assert call(port, path).status == 404, path
     # With it, the same calls are answered.
@@ -293,7 +300,7 @@ def test_memories_of_before_are_found_and_answers_are_the_same(compared: Compare
     # What is done in the background has the key's leave too.
     items = {"items": [{"content": "Ruth tunes the organ."}], "async": True}
     assert compared.sidecar.memory("/banks/later/memories", "POST", items).status == 200
-    wait_for(lambda: compared.sidecar.recall("later", "Who cares for the instrument?"), 60, "a memory stored later")
+    wait_for(lambda: count(compared.sidecar, "later") == 1, 60, "a memory stored later")
 
 
 def test_the_next_hindsight_api_has_another_key(compared: Compared) -> None:
