@@ -15,7 +15,7 @@ from sidecar.errors import SettingsError
 from sidecar.faultless import Faultless
 from sidecar.settings import Address, Settings
 
-_BACKLOG = 1024
+_BACKLOG = 1024  # connections that wait to be taken up; Linux has 4096 at the most
 _ACCEPTS = 64  # connections taken up at once
 _TAKEN_PATIENCE = 3.0  # seconds
 _TAKEN_PAUSE = 0.05
@@ -164,6 +164,15 @@ class Server:
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _no_signal_handlers  # type: ignore[method-assign]
+        startup = self._server.startup
+
+        async def start(sockets: list[socket.socket] | None = None) -> None:
+            await startup(sockets)
+            # asyncio listens anew, with room for those alone that it takes up at once: a probe in a burst of connections
+            # would come a second later, when its kernel tries again.
+            listener.listen(_BACKLOG)
+
+        self._server.startup = start  # type: ignore[method-assign]
         self.serving: asyncio.Task[None] = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def listening(self) -> None:

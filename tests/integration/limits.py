@@ -112,19 +112,29 @@ class Clock:
         assert FAKETIME is not None, "libfaketime is not installed"
         self._sidecar = sidecar
         self._path = sidecar.home / "clock"
-        self._path.write_text("+0\n")
-        self._path.chmod(0o644)
+        self.jump(0)
         preload = {
             "LD_PRELOAD": str(FAKETIME),
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
             "FAKETIME_NO_CACHE": "1",
             "DONT_FAKE_MONOTONIC": "1",
+            "PYTHONPATH": str(self._sleeping()),
         }
         sidecar.settings["HINDSIGHT_SIDECAR_PASS_ENV"] = ",".join(preload)
         sidecar.settings["HINDSIGHT_SIDECAR_PG_BINDIR"] = str(self._programs(preload))
         # Its semaphore belongs to whoever is preloaded first, so that is no longer root.
         exports = [f"{name}={value}" for name, value in preload.items()]
         self.wrapper = ["/usr/bin/setpriv", *UNPRIVILEGED, "/usr/bin/env", *exports]
+
+    def _sleeping(self) -> Path:
+        """Make what lets Python sleep there: libfaketime's `clock_nanosleep` refuses every time that is absolute."""
+        directory = self._sidecar.home / "sleeping"
+        directory.mkdir()
+        (directory / "sitecustomize.py").write_text(
+            "import threading, time\ntime.sleep = lambda seconds: threading.Event().wait(seconds) and None\n"
+        )
+        directory.chmod(0o755)
+        return directory
 
     def _programs(self, preload: dict[str, str]) -> Path:
         """Make scripts through which PostgreSQL's programs are reached, as they get no variable of ours."""
@@ -141,7 +151,10 @@ class Clock:
 
     def jump(self, hours: int) -> None:
         """Let it be so many hours later than it is, before Postgres sees it or not."""
-        self._path.write_text(f"{hours * 3600:+d}\n")
+        new = self._path.with_name("clock.new")  # nobody may find half of it
+        new.write_text(f"{hours * 3600:+d}\n")
+        new.chmod(0o644)
+        new.replace(self._path)
 
     def wait_seen(self, hours: int) -> None:
         """Wait until Postgres has that time."""

@@ -89,7 +89,8 @@ def test_one_that_fills_up_when_ready(full: RunningSidecar) -> None:
     alive.check()
     there = stored(full)
     assert FIRST in there
-    assert [text for text in acknowledged if text not in there] == []
+    lost = [text for text in acknowledged if text not in there]
+    assert lost == [], f"{len(lost)} of {len(acknowledged)} are not among {there}"
 
 
 def test_one_that_has_no_room_for_the_log(full: RunningSidecar) -> None:

@@ -27,7 +27,8 @@ SIZE = 256  # MiB
 FRESH = 45  # MiB, less than what a first start takes
 TOO_SMALL = 64  # MiB, enough for a start
 MEMORY = 2 * 1024**3  # bytes
-DESCRIPTORS = 256
+DESCRIPTORS = 256  # which allow 40 connections to an address
+CALLERS = 8  # at a time, beside the writers and the probes
 STOP_WITHIN = 9 + 1.0  # seconds
 ENDS = {0, 4}  # in order, and where Postgres found no room for its last checkpoint
 SHORT = {"shared memory of 1 MB"}
@@ -286,7 +287,7 @@ def few_descriptors(rig: Rig, _: float) -> Round:
     with (
         ready_within(rig, ["/bin/sh", "-euc", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh"]),
         ExitStack() as stack,
-        ThreadPoolExecutor(40) as pool,
+        ThreadPoolExecutor(CALLERS) as pool,
     ):
         for port in (rig.sidecar.port, rig.sidecar.control_port):
             for _ in range(DESCRIPTORS):

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -136,6 +137,10 @@ def test_a_directory_in_place_of_its_files_is_a_fault_of_the_settings(name: str,
         lock_run_dir(short_path) if name == "sidecar.lock" else bind_unix(short_path / name)
 
 
+async def nobody(_scope: object, _receive: object, _send: object) -> None:
+    raise AssertionError("half a request is none")
+
+
 def test_a_connection_that_sends_half_a_header_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "REQUEST_TIME", 0.2)
 
@@ -152,10 +157,20 @@ def test_a_connection_that_sends_half_a_header_is_closed(monkeypatch: pytest.Mon
             writer.close()
             await server.end()
 
-    async def nobody(_scope: object, _receive: object, _send: object) -> None:
-        raise AssertionError("half a request is none")
-
     assert asyncio.run(work()) == b""
+
+
+def test_a_burst_of_connections_waits_for_nobodys_second_try() -> None:
+    async def work() -> None:
+        listener = bind_tcp("X", Address("127.0.0.1", _free()))
+        server = listeners.Server(nobody, listener, grace=1, connections=8)
+        await server.listening()
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):  # none is taken up meanwhile, as this has the event loop
+                stack.enter_context(socket.create_connection(listener.getsockname(), timeout=0.5))
+        await server.end()
+
+    asyncio.run(work())
 
 
 def test_all_listeners_of_one_sidecar(short_path: Path) -> None:
