@@ -168,12 +168,10 @@ def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
 
 
 def changed(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """Return a change of one thing, a switch where there is one: one of nothing is refused before anything else."""
+    """Return a change of one thing, of nothing being refused first; of a webhook not its URL, which is looked at."""
     properties = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
-    values = {name: example(one, document) for name, one in properties.items()}
-    switches = [name for name, value in values.items() if value is False]
-    name = next(iter([*switches, *values]))
-    return {name: values[name]}
+    name = "enabled" if "enabled" in properties else next(iter(properties))
+    return {name: example(properties[name], document)}
 
 
 def form(schema: dict[str, Any], document: dict[str, Any]) -> bytes:
@@ -210,7 +208,7 @@ def request(document: dict[str, Any], method: str, path: str, operation: dict[st
     wanted = [one for one in operation.get("parameters", []) if one.get("required")]
     values = {one["name"]: str(example(one["schema"], document)) for one in wanted}
     values = {name: FORMATS["uuid"] if name.endswith("_id") else value for name, value in values.items()}
-    values |= {"bank_id": BANK}
+    values |= {"bank_id": BANK, "key": f"banks/{BANK}/exports/x.zip"}
     query = urlencode({one["name"]: values[one["name"]] for one in wanted if one["in"] == "query"})
     target = re.sub(r"\{([^}:]+)[^}]*\}", lambda match: values[match[1]], path) + (f"?{query}" if query else "")
     contents = operation.get("requestBody", {}).get("content", {})
