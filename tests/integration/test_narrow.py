@@ -12,6 +12,7 @@ from harness import RunningSidecar, store_as_they_are, wait_for
 from limits import FAKETIME, Clock, build_an_index_in_parallel, in_namespace, limited_memory, take_its_memory
 
 BANK = "narrow"
+CALLERS = 32  # of the 40 connections that an address takes with 256 descriptors; the probes need some too
 TEXT = "The glassblower keeps a kiln behind the bakery."
 
 
@@ -33,7 +34,7 @@ def test_little_shared_memory_few_descriptors_and_then_too_little_memory(make_si
 def check_few_descriptors(sidecar: RunningSidecar) -> None:
     store_as_they_are(sidecar, BANK, [TEXT])
     assert sidecar.process is not None
-    with Alive(sidecar) as alive, ThreadPoolExecutor(40) as pool:
+    with Alive(sidecar) as alive, ThreadPoolExecutor(CALLERS) as pool:
         found = list(pool.map(lambda _: sidecar.recall(BANK, "Where is the kiln?"), range(120)))
     assert all(results[0]["text"] == TEXT for results in found)
     assert alive.failed == []
