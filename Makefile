@@ -124,7 +124,7 @@ SUITE ?= forky
 bake_image = @PYTHONPATH=. '$(PYTHON)' -P -m bake.image $(1) --engine='$(ENGINE)' --suite='$(SUITE)' --base='$(BASE)'
 image_options = --version='$(HINDSIGHT_VERSION)' --flavor='$(FLAVOR)' --tag='$(TAG)' --model-dir='$(MODEL_DIR)' \
     --stand-in='$(STAND_IN)' --reranker='$(RERANKER)' --keep-claude-cli='$(KEEP_CLAUDE_CLI)' \
-    --torch-index='$(TORCH_INDEX)' $(if $(IMAGE_PYTHON),--python='$(IMAGE_PYTHON)')
+    --torch-index='$(TORCH_INDEX)' --unless-built='$(UNLESS_BUILT)' $(if $(IMAGE_PYTHON),--python='$(IMAGE_PYTHON)')
 .PHONY: image image-base bench
 image: ## Build the image (FLAVOR, HINDSIGHT_VERSION, SUITE, MODEL_DIR=dir, STAND_IN=1, RERANKER=1, TORCH_INDEX; docs/image.md)
 	$(call bake_image,build) $(image_options)
@@ -143,7 +143,7 @@ engine: ## Say which container engine works here, and why the others do not
 TEST_IMAGE ?=
 image-for-tests:
 	@if test -n '$(TEST_IMAGE)'; then exit; \
-	elif $(MAKE) engine; then $(MAKE) image STAND_IN=1 TAG=$(DEFAULT_TEST_IMAGE) MODEL_DIR= RERANKER= FLAVOR=onnx HINDSIGHT_VERSION=1.1.0; \
+	elif $(MAKE) engine; then $(MAKE) image UNLESS_BUILT=1 STAND_IN=1 TAG=$(DEFAULT_TEST_IMAGE) MODEL_DIR= RERANKER= FLAVOR=onnx HINDSIGHT_VERSION=1.1.0; \
 	elif test -n '$(REQUIRE_ENGINE)'; then exit 1; \
 	else printf '%s\n' 'The image was not built, and its tests will be skipped.'; fi
 DEFAULT_TEST_IMAGE := localhost/hindsight-sidecar:tests
@@ -153,7 +153,7 @@ setup-ci: ## The same on a plain machine, with what some tests and lint use, an 
 	    { apt-get update -qq && apt-get install -qqy --no-install-recommends strace shellcheck \
 	        podman buildah crun runc netavark nftables iptables fuse-overlayfs catatonit uidmap mmdebstrap > /dev/null; }
 	@$(MAKE) engine || $(MAKE) image-base
-	@$(MAKE) setup image-for-tests
+	@$(MAKE) -j2 --output-sync=target setup image-for-tests
 
 # What moving memories costs, beside PostgreSQL's own programs (docs/migration-figures.md). JSON=file has all of it.
 UNITS ?= 100000

@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--model-dir", default="", help="directory with the model's files")
             command.add_argument("--torch-index", default="", help="address of an index of CPU wheels")
             command.add_argument("--tag", default="", help="another name for the image")
-            for flag in ("stand-in", "reranker", "keep-claude-cli"):
+            for flag in ("stand-in", "reranker", "keep-claude-cli", "unless-built"):
                 command.add_argument(f"--{flag}", default="", help="1 to have it")
     return parser
 
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Do what was asked for. Exit codes are those of `hindsight-bake`."""
     options = vars(_parser().parse_args(words))
     command, wanted = options.pop("command"), options.pop("engine")
-    for flag in ("stand_in", "reranker", "keep_claude_cli"):
+    for flag in ("stand_in", "reranker", "keep_claude_cli", "unless_built"):
         if flag in options:
             options[flag] = options[flag].lower() not in {"", "0", "no", "false"}
     asked = plan.Asked(**options)
@@ -60,8 +60,14 @@ def _build(asked: plan.Asked, wanted: str | None) -> None:
     found = _engine(asked, wanted)
     planned = plan.make(asked, os.environ, build.revision(), build.base_digest(found, plan.base_of(asked)))
     into = build.directory_of(planned.tag)
+    if asked.unless_built and build.is_built(found, planned, into):
+        sys.stdout.write(f"==> {planned.tag} was built from this commit already\n")
+        return
+    (into / build.ACCOUNT).unlink(missing_ok=True)
     progress = build.build(found, planned, into)
-    sys.stdout.write(f"\n{build.summary(found, planned, progress, into)}\n")
+    told = build.summary(found, planned, progress, into)
+    (into / build.ACCOUNT).write_text(f"{told}\n", encoding="utf-8")
+    sys.stdout.write(f"\n{told}\n")
 
 
 def _bench(asked: plan.Asked, wanted: str | None) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from bake.errors import BakeError
 from bake.image.engine import Engine
-from bake.image.plan import LABELS, NAME, ROOT, Plan
+from bake.image.plan import LABELS, NAME, REVISION, ROOT, Plan
 from bake.image.progress import Progress
 
 CONTAINERFILE = ROOT / "Containerfile"
+ACCOUNT = "image.txt"  # beside the inventory: what a person was told in the end
 INVENTORY = Path(__file__).with_name("inventory.Containerfile")
 BASE_MADE_HERE = f"{LABELS}.base"  # label of a base image that came from no registry
 _TAIL = 25  # lines of the output that are shown when a build fails
@@ -166,13 +167,23 @@ def layers(engine: Engine, image: str) -> list[tuple[str, str]]:
 
 
 def revision() -> str:
-    """Return the commit that is checked out, empty outside of a checkout or with changes to it."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    """Return the commit that is checked out, empty outside of a checkout and with changed or new files in it."""
+    words = ["git", "-C", str(ROOT), "status", "--porcelain=v2", "--branch"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return "" if told.endswith("-dirty") else told
+    commits = [line.removeprefix("# branch.oid ") for line in told if line.startswith("# branch.oid ")]
+    return commits[0] if commits and all(line.startswith("# ") for line in told) else ""
+
+
+def is_built(engine: Engine, plan: Plan, into: Path) -> bool:
+    """Tell whether the image was built from this very commit, as far as its labels tell, and its account is here."""
+    known = REVISION in plan.labels and (into / ACCOUNT).is_file()
+    if not known or not engine.has_image(plan.tag):
+        return False
+    has = inspect(engine, plan.tag).get("Config", {}).get("Labels") or {}
+    return all(has.get(name) == value for name, value in plan.labels.items())
 
 
 def summary(engine: Engine, plan: Plan, progress: Progress, into: Path) -> str:

@@ -13,6 +13,8 @@ MODEL = "bge-small-en-v1.5"
 STAND_IN = "all-MiniLM-L6-v2"
 RERANKER = "ms-marco-MiniLM-L6-v2"
 LABELS = "hindsight-sidecar"  # prefix of our own labels
+STANDARD = "org.opencontainers.image"  # prefix of the OCI image specification's
+REVISION = f"{STANDARD}.revision"
 FLAVORS = ("onnx", "torch")
 # Debian's own PostgreSQL and pgvector come with the suite.
 SUITES = {"forky": "18", "trixie": "17"}
@@ -37,6 +39,7 @@ class Asked:
         keep_claude_cli: keep the program that the LLM provider `claude-code` runs.
         torch_index: address of an index of CPU wheels.
         tag: another tag than the one made from all this.
+        unless_built: do nothing where it was built from this very commit.
 
     """
 
@@ -51,6 +54,7 @@ class Asked:
     keep_claude_cli: bool = False
     torch_index: str = ""
     tag: str = ""
+    unless_built: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ def _labels(asked: Asked, model: str, revision: str, base_digest: str) -> dict[s
         "model": model,
         "stand-in": str(asked.stand_in).lower(),
     }
-    labels = {f"org.opencontainers.image.{name}": value for name, value in standard.items() if value}
+    labels = {f"{STANDARD}.{name}": value for name, value in standard.items() if value}
     return labels | {f"{LABELS}.{name}": value for name, value in own.items()}
 
 

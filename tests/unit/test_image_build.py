@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,10 +312,15 @@ def test_a_base_made_here_has_no_digest_of_a_registrys(name: str, answer: Any, e
 
 @pytest.mark.parametrize(
     ("told", "expected"),
-    [("1f" * 20, "1f" * 20), ("1f" * 20 + "-dirty", "")],
+    [
+        ([], "1f" * 20),
+        (["1 .M N... 100644 100644 100644 2c5f259 2c5f259 README.md"], ""),
+        (["? sidecar/new.py"], ""),
+    ],
 )
-def test_the_revision_is_that_of_a_clean_checkout(told: str, expected: str) -> None:
-    program("git", f"echo {told}")
+def test_the_revision_is_that_of_a_checkout_without_changed_and_new_files(told: list[str], expected: str) -> None:
+    lines = [f"# branch.oid {'1f' * 20}", "# branch.head main", *told]
+    program("git", f"printf '%s\\n' {shlex.join(lines)}")
     assert build.revision() == expected
 
 
@@ -433,7 +439,7 @@ def test_from_the_words_to_the_summary(
     monkeypatch.setattr(plan, "_PIP_CONFIGURATIONS", ())
     for name in ("HF_TOKEN", "HF_ENDPOINT", "SSL_CERT_FILE", "PIP_CONFIG_FILE", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
-    program("git", f"echo {'1f' * 20}")
+    program("git", f"echo '# branch.oid {'1f' * 20}'")
     builder()
     command_line.main(["build", "--stand-in=1", "--engine=podman"])
     [built] = [call for call in calls("podman") if "--tag=hindsight-sidecar:1.1.0-onnx-standin" in call]
@@ -444,6 +450,51 @@ def test_from_the_words_to_the_summary(
     assert told.startswith("==> podman works\n==> tools\n")
     assert "image   hindsight-sidecar:1.1.0-onnx-standin\n" in told
     assert (tmp_path / "dist/1.1.0-onnx-standin/sidecar.cdx.json").is_file()
+    assert f"\n{(tmp_path / 'dist/1.1.0-onnx-standin/image.txt').read_text()}" in told
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "here", "expected"),
+    [
+        ({plan.REVISION: "1f", "stand-in": "true"}, True, True, True),
+        ({plan.REVISION: "1f", "stand-in": "true", "more": "of the base"}, True, True, True),
+        ({plan.REVISION: "2e", "stand-in": "true"}, True, True, False),
+        ({plan.REVISION: "1f", "stand-in": "false"}, True, True, False),
+        ({}, True, True, False),
+        ({plan.REVISION: "1f", "stand-in": "true"}, False, True, False),
+        ({plan.REVISION: "1f", "stand-in": "true"}, True, False, False),
+    ],
+)
+def test_an_image_of_this_very_commit_is_known_by_its_labels(
+    labels: dict[str, str],
+    told: bool,  # noqa: FBT001
+    here: bool,  # noqa: FBT001
+    expected: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    if told:
+        (tmp_path / build.ACCOUNT).touch()
+    engine = answering("podman", [{"Id": ID, "Config": {"Labels": labels}}])
+    if not here:
+        engine = Engine("podman", str(program("podman", "exit 1")))
+    planned = replace(PLAN, labels={plan.REVISION: "1f", "stand-in": "true"})
+    assert build.is_built(engine, planned, tmp_path) == expected
+
+
+def test_with_changes_it_is_built_again(tmp_path: Path) -> None:
+    (tmp_path / build.ACCOUNT).touch()
+    engine = answering("podman", [{"Id": ID, "Config": {"Labels": {"stand-in": "true"}}}])
+    assert not build.is_built(engine, replace(PLAN, labels={"stand-in": "true"}), tmp_path)
+
+
+def test_an_image_that_was_built_is_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "is_built", lambda *_: True)
+    builder()
+    command_line.main(["build", "--stand-in=1", "--engine=podman", "--unless-built=1"])
+    assert not [call for call in calls("podman") if call.startswith("build")]
+    assert "hindsight-sidecar:1.1.0-onnx-standin was built from this commit already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["image", "image-base", "bench", "engine"])
