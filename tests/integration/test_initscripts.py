@@ -58,7 +58,9 @@ def test_a_cluster_by_hand(volume: Path) -> None:
     with (volume / "log").open("w") as log:
         server = subprocess.Popen(argv, env=environment(volume), stdout=log, stderr=log)
     try:
-        wait_for((volume / ".s.PGSQL.5432").exists, 20, "the socket")
+        # Its socket is there before it lets anybody in; the last line of this file says when.
+        told = pgdata / "postmaster.pid"
+        wait_for(lambda: told.is_file() and told.read_text().rstrip().endswith("ready"), 20, "an open server")
         assert facts(volume) == {
             "data_checksums": "on",
             "fsync": "on",
