@@ -63,10 +63,10 @@ def _build(asked: plan.Asked, wanted: str | None) -> None:
     if asked.unless_built and build.is_built(found, planned, into):
         sys.stdout.write(f"==> {planned.tag} was built from this commit already\n")
         return
-    (into / build.ACCOUNT).unlink(missing_ok=True)
+    build.forget(into)
     progress = build.build(found, planned, into)
     told = build.summary(found, planned, progress, into)
-    (into / build.ACCOUNT).write_text(f"{told}\n", encoding="utf-8")
+    build.note(planned, told, into)
     sys.stdout.write(f"\n{told}\n")
 
 

@@ -1,5 +1,6 @@
 """Builds the image as planned, and tells what came of it."""
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from bake.image.progress import Progress
 
 CONTAINERFILE = ROOT / "Containerfile"
 ACCOUNT = "image.txt"  # beside the inventory: what a person was told in the end
+_ARGUMENTS = "arguments.sha256"  # beside it: of what the image was built with
 INVENTORY = Path(__file__).with_name("inventory.Containerfile")
 BASE_MADE_HERE = f"{LABELS}.base"  # label of a base image that came from no registry
 _TAIL = 25  # lines of the output that are shown when a build fails
@@ -178,12 +180,33 @@ def revision() -> str:
 
 
 def is_built(engine: Engine, plan: Plan, into: Path) -> bool:
-    """Tell whether the image was built from this very commit, as far as its labels tell, and its account is here."""
-    known = REVISION in plan.labels and (into / ACCOUNT).is_file()
-    if not known or not engine.has_image(plan.tag):
+    """Tell whether the image was built here from this very commit, with the same arguments, and its account is here.
+
+    What comes from outside of the commit, such as a directory of models, may be another one today: it is built again then.
+    """
+    path = into / _ARGUMENTS
+    known = REVISION in plan.labels and not plan.contexts and (into / ACCOUNT).is_file() and path.is_file()
+    if not known or path.read_text(encoding="ascii") != _fingerprint(plan) or not engine.has_image(plan.tag):
         return False
     has = inspect(engine, plan.tag).get("Config", {}).get("Labels") or {}
     return all(has.get(name) == value for name, value in plan.labels.items())
+
+
+def note(plan: Plan, told: str, into: Path) -> None:
+    """Keep what a person was told of an image, and with what it was built."""
+    (into / ACCOUNT).write_text(f"{told}\n", encoding="utf-8")
+    (into / _ARGUMENTS).write_text(_fingerprint(plan), encoding="ascii")
+
+
+def forget(into: Path) -> None:
+    """Drop what was kept of an earlier image of that name."""
+    for name in (ACCOUNT, _ARGUMENTS):
+        (into / name).unlink(missing_ok=True)
+
+
+def _fingerprint(plan: Plan) -> str:
+    # Hashed, as the address of an index may have a password in it.
+    return hashlib.sha256(json.dumps(dict(plan.arguments), sort_keys=True).encode()).hexdigest()
 
 
 def summary(engine: Engine, plan: Plan, progress: Progress, into: Path) -> str:

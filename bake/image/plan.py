@@ -39,7 +39,7 @@ class Asked:
         keep_claude_cli: keep the program that the LLM provider `claude-code` runs.
         torch_index: address of an index of CPU wheels.
         tag: another tag than the one made from all this.
-        unless_built: do nothing where it was built from this very commit.
+        unless_built: do nothing where the same was built here from this very commit.
 
     """
 

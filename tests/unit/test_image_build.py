@@ -41,6 +41,7 @@ PLAN = Plan(
     contexts={"weights": Path("/srv/weights")},
     secrets={"ca": "/etc/ssl/bundle.pem", "hub_token": "env:HF_TOKEN"},
 )
+BUILT = replace(PLAN, labels={plan.REVISION: "1f", "stand-in": "true"}, contexts={})
 HUB = (
     "hindsight-bake: the model hub cannot be reached: tried to get the file list of BAAI/bge-small-en-v1.5 at 5c38ec7 "
     "from https://huggingface.co (ConnectError: Name or service not known); set HF_ENDPOINT to a hub that can be "
@@ -473,18 +474,35 @@ def test_an_image_of_this_very_commit_is_known_by_its_labels(
     tmp_path: Path,
 ) -> None:
     if told:
-        (tmp_path / build.ACCOUNT).touch()
+        build.note(BUILT, "image ...", tmp_path)
     engine = answering("podman", [{"Id": ID, "Config": {"Labels": labels}}])
     if not here:
         engine = Engine("podman", str(program("podman", "exit 1")))
-    planned = replace(PLAN, labels={plan.REVISION: "1f", "stand-in": "true"})
-    assert build.is_built(engine, planned, tmp_path) == expected
+    assert build.is_built(engine, BUILT, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"arguments": {**PLAN.arguments, "RERANKER": "1"}},
+        {"arguments": {**PLAN.arguments, "PYTHON": "python3.11"}},
+        {"contexts": {"weights": Path("/srv/weights")}},
+    ],
+)
+def test_with_what_no_label_tells_it_is_built_again(other: dict[str, Any], tmp_path: Path) -> None:
+    build.note(BUILT, "image ...", tmp_path)
+    engine = answering("podman", [{"Id": ID, "Config": {"Labels": dict(BUILT.labels)}}])
+    assert build.is_built(engine, BUILT, tmp_path)
+    assert not build.is_built(engine, replace(BUILT, **other), tmp_path)
+    build.forget(tmp_path)
+    assert not build.is_built(engine, BUILT, tmp_path)
 
 
 def test_with_changes_it_is_built_again(tmp_path: Path) -> None:
-    (tmp_path / build.ACCOUNT).touch()
+    changed = replace(BUILT, labels={"stand-in": "true"})
+    build.note(changed, "image ...", tmp_path)
     engine = answering("podman", [{"Id": ID, "Config": {"Labels": {"stand-in": "true"}}}])
-    assert not build.is_built(engine, replace(PLAN, labels={"stand-in": "true"}), tmp_path)
+    assert not build.is_built(engine, changed, tmp_path)
 
 
 def test_an_image_that_was_built_is_left_as_it_is(
