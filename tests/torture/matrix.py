@@ -90,11 +90,13 @@ def run(
     most: int,
     failed: Callable[[Case, str], None],
     say: Callable[[str], None],
+    note: Callable[[list[Row]], None],
 ) -> list[Row]:
     """Do the rounds of the cases in turn, each case's first before any second one, for at most `budget` seconds.
 
-    No case has more rounds than `most`, where that is not 0. Each case's rounds are spread evenly over its moment, with a random beginning. `failed` is told of each failure, before
-    the next round begins.
+    No case has more rounds than `most`, where that is not 0. Each case's rounds are spread evenly over its moment, with
+    a random beginning. `failed` is told of each failure, before the next round begins; `note` of all that came of the
+    run so far, after each round.
     """
     rows = [Row(case) for case in cases if case.short or not short]
     shifts = [chance.random() for _ in rows]
@@ -109,6 +111,7 @@ def run(
             place = ((number + shift) / row.case.rounds) % 1.0
             _do(row, place, failed)
             say(f"{row.case.group:<9} {row.case.name:<52} {_told(row)}")
+            note(rows)
     return rows
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import containers
@@ -66,9 +67,16 @@ def subjects() -> Iterator[tuple[Rig, kills.OlderVolume, ContainerRig]]:
 
 
 def torture(
-    budget: float, *, short: bool, only: str = "", rounds: int = 0, seed: int = 0, say: Callable[[str], None] = print
+    budget: float,
+    *,
+    short: bool,
+    only: str = "",
+    rounds: int = 0,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+    note: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Row]:
-    """Run the cases whose group and name have the text `only`, and return what came of them."""
+    """Run the cases whose group and name have the text `only`, and return what came of them; `note` is told of it on the way."""
     with subjects() as (rig, older, boxes):
         chosen = [case for case in matrix(rig, older, boxes) if only in f"{case.group}: {case.name}"]
 
@@ -77,7 +85,7 @@ def torture(
             say(f"FAILED {case.group}: {case.name} {why}\n{subject.evidence()}")
             subject.new_home()
 
-        return run(chosen, budget, random.Random(seed), short=short, most=rounds, failed=failed, say=say)
+        return run(chosen, budget, random.Random(seed), short=short, most=rounds, failed=failed, say=say, note=note)
 
 
 def seconds(text: str) -> float:
@@ -102,15 +110,35 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a file for everything that is known of the run")
     options = parser.parse_args()
     began, clock = datetime.now(UTC), time.monotonic()
-    rows = torture(options.budget, short=options.short, only=options.only, rounds=options.rounds, seed=options.seed)
+
+    def note(rows: list[Row]) -> None:
+        # After each round, so that a run that is broken off, after hours, leaves what it has seen.
+        if options.json:
+            run_of = {
+                "began": began.isoformat(timespec="seconds"),
+                "seconds": round(time.monotonic() - clock, 1),
+                "seed": options.seed,
+            }
+            told = as_json(rows, **run_of, faults=faults(rows))
+            part = options.json.with_name(f"{options.json.name}.part")
+            part.write_text(f"{json.dumps(told, indent=1)}\n", encoding="utf-8")
+            part.replace(options.json)
+
+    rows = torture(
+        options.budget,
+        short=options.short,
+        only=options.only,
+        rounds=options.rounds,
+        seed=options.seed,
+        say=partial(print, flush=True),
+        note=note,
+    )
+    note(rows)
     took = time.monotonic() - clock
     wrong = faults(rows)
     print(
         f"\n{markdown(rows)}\n\nseed {options.seed}, {took / 60:.1f} minutes, hindsight-sidecar {sidecar.__version__}"
     )
-    if options.json:
-        run_of = {"began": began.isoformat(timespec="seconds"), "seconds": round(took, 1), "seed": options.seed}
-        options.json.write_text(json.dumps(as_json(rows, **run_of, faults=wrong), indent=1) + "\n", encoding="utf-8")
     for fault in wrong:
         print(f"\nWRONG: {fault}", file=sys.stderr)
     return 1 if wrong else 0

@@ -18,7 +18,7 @@ Run = Callable[[float], Round]
 
 
 def rows_of(*cases: Case, budget: float = 60.0, short: bool = False, most: int = 0, **more: Any) -> list[Any]:
-    options: dict[str, Any] = {"failed": lambda *_: None, "say": lambda _: None} | more
+    options: dict[str, Any] = {"failed": lambda *_: None, "say": lambda _: None, "note": lambda _: None} | more
     return run(cases, budget, random.Random(1), short=short, most=most, **options)
 
 
@@ -67,6 +67,13 @@ def test_the_short_form_is_one_round_of_its_cases() -> None:
 
 def test_no_case_has_more_rounds_than_asked_for() -> None:
     assert [row.rounds for row in rows_of(Case("g", "a", survives, 9), Case("g", "b", survives, 1), most=2)] == [2, 1]
+
+
+def test_all_that_was_seen_so_far_is_told_after_each_round() -> None:
+    seen: list[list[int]] = []
+    cases = [Case("g", "a", survives, 2), Case("g", "b", raising(ValueError("no")))]
+    rows_of(*cases, note=lambda rows: seen.append([row.survived for row in rows]))
+    assert seen == [[1, 0], [1, 0], [2, 0]]
 
 
 def test_a_budget_that_ends_too_early_is_a_fault() -> None:
