@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from psycopg import sql
 
-from sidecar.database import Connection
+from sidecar.database import READABLE, Connection
 
 SAMPLE = 10  # memories of each database
 # hindsight-api adds dates and entities to a text before it embeds it, so agreement is not identity: the same model gives
@@ -94,10 +94,10 @@ async def sample(connection: Connection) -> Stored:
 async def _sampled_schemas(connection: Connection) -> list[str]:
     """Return the schemas whose memory_units is hindsight-api's own: another program's may have that name."""
     cursor = await connection.execute(
-        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "  # noqa: S608 - a constant
         "JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped JOIN pg_type t ON t.oid = a.atttypid "
         "JOIN unnest(%s::text[], %s::text[]) AS wanted (column_name, type_name) ON a.attname = column_name AND t.typname = type_name "
-        "WHERE c.relname = 'memory_units' AND c.relkind = 'r' GROUP BY 1 HAVING count(*) = %s ORDER BY 1",
+        f"WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND {READABLE} GROUP BY 1 HAVING count(*) = %s ORDER BY 1",
         (list(_COLUMNS), list(_COLUMNS.values()), len(_COLUMNS)),
     )
     return [str(row["schema"]) for row in await cursor.fetchall()]

@@ -1,12 +1,13 @@
 """What must hold in the running Postgres before hindsight-api may touch it."""
 
+import contextlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.rows import dict_row
 
 from sidecar.api_environment import DATABASE, ROLE
@@ -20,6 +21,8 @@ _EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
 _COPY = "upgrade-copy"  # name of a fact
 _EMBEDDER = "embedder"  # of another
 _CONNECT_TIMEOUT = 5  # seconds
+# What an operator keeps beside the memories, such as a copy in a schema of their own, is not hindsight-api's.
+READABLE = "has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
 LOCK_TIMEOUT = 5.0  # seconds; a check that waits for somebody's lock says so rather than nothing
 
 Connection = psycopg.AsyncConnection[dict[str, object]]
@@ -48,12 +51,16 @@ async def connect(
 
 
 async def memory_schemas(connection: Connection) -> dict[str, int]:
-    """Return the schemas that hold memories, one a tenant, with the dimension of their embeddings (-1: not fixed)."""
+    """Return the schemas that hold memories which this connection may read, one a tenant.
+
+    Each has the dimension of its embeddings (-1: not fixed).
+    """
     rows = await connection.execute(
-        "SELECT n.nspname AS schema, a.atttypmod AS dimension FROM pg_class c "
+        "SELECT n.nspname AS schema, a.atttypmod AS dimension FROM pg_class c "  # noqa: S608 - a constant
         "JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' AND NOT a.attisdropped "
-        "WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND c.relpersistence <> 't' ORDER BY n.nspname"
+        "WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND c.relpersistence <> 't' "
+        f"AND {READABLE} ORDER BY n.nspname"
     )
     return {str(row["schema"]): int(str(row["dimension"])) for row in await rows.fetchall()}
 
@@ -61,7 +68,9 @@ async def memory_schemas(connection: Connection) -> dict[str, int]:
 async def touch_memories(connection: Connection, schemas: Collection[str]) -> None:
     """Take and give back the lock that every memory call needs; with a lock timeout, it tells where nobody can have it."""
     for schema in schemas:
-        await connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.Identifier(schema, "memory_units")))
+        # Dropped, or taken from us, since it was listed: the next look lists what is there.
+        with contextlib.suppress(errors.UndefinedTable, errors.InvalidSchemaName, errors.InsufficientPrivilege):
+            await connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.Identifier(schema, "memory_units")))
 
 
 async def count_memories(connection: Connection, schemas: Collection[str]) -> int:
@@ -94,10 +103,10 @@ async def holder_of_memories(connection: Connection) -> int | None:
 
 
 async def alembic_revisions(connection: Connection) -> dict[str, list[str]]:
-    """Return the schema revisions of every schema that has any."""
+    """Return the schema revisions of every schema that has any which this connection may read."""
     rows = await connection.execute(
-        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.relname = 'alembic_version' AND c.relkind = 'r' ORDER BY n.nspname"
+        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "  # noqa: S608 - a constant
+        f"WHERE c.relname = 'alembic_version' AND c.relkind = 'r' AND {READABLE} ORDER BY n.nspname"
     )
     found = {}
     for row in await rows.fetchall():

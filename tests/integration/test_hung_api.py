@@ -145,6 +145,30 @@ def test_a_lock_that_every_memory_call_would_wait_for_is_told(sidecar: RunningSi
     wait_for(lambda: sidecar.health()["memory_count"] == 1, 10, "the count, which waited as well")
 
 
+def test_what_an_operator_keeps_beside_the_memories_is_no_concern_of_theirs(sidecar: RunningSidecar) -> None:
+    remember(sidecar)
+    since = time.monotonic()
+    with sql(sidecar) as operator, sql(sidecar) as locking:
+        operator.execute("CREATE SCHEMA backup")
+        operator.execute("CREATE TABLE backup.memory_units AS TABLE public.memory_units")
+        operator.execute("CREATE TABLE backup.alembic_version AS TABLE public.alembic_version")
+        locking.autocommit = False
+        locking.execute("LOCK TABLE backup.memory_units IN ACCESS EXCLUSIVE MODE")
+        with Alive(sidecar) as alive:
+            wait_for(lambda: time.monotonic() > since + 2 * TOLD_WITHIN, 20, "some looks")
+            assert remembers(recall(sidecar))
+            assert sidecar.health_status() == 200
+        alive.check()
+        locking.rollback()
+        try:
+            assert sidecar.stop() == 0
+            sidecar.start_ready()
+            assert remembers(recall(sidecar))
+        finally:
+            with sql(sidecar) as after:
+                after.execute("DROP SCHEMA backup CASCADE")
+
+
 def test_a_hindsight_api_that_hangs_is_replaced(sidecar: RunningSidecar) -> None:
     remember(sidecar)
     before = sidecar.health()["components"]
