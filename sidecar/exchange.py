@@ -124,9 +124,9 @@ class Exchange:
             ExchangeError: no answer came of it.
 
         """
-        self._wire = wire = await self._connect()
         with _no_http():
             head = self._http.send(h11.Request(method=method, target=target, headers=headers)) or b""
+        self._wire = wire = await self._connect()
         listening = True
         if body is not None:
             async for piece in body:

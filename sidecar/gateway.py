@@ -6,6 +6,7 @@ import hmac
 import math
 import time
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
 
 from pydantic import SecretStr
 
@@ -57,6 +58,8 @@ def _to_upstream(headers: Headers) -> tuple[Headers, bool]:
     if chunked:
         passed = [item for item in passed if item[0] != b"content-length"]
         passed.append((b"transfer-encoding", b"chunked"))
+    if not any(name == b"host" for name, _ in passed):
+        passed.append((b"host", b"hindsight-api"))  # HTTP/1.0 has none, and 1.1, which is spoken there, must have one
     has_body = chunked or any(name == b"content-length" for name, _ in passed)
     return [*passed, (b"connection", b"close")], has_body
 
@@ -192,7 +195,8 @@ class Gateway:
         try:
             async with asyncio.timeout(self._timeout):  # for its beginning: a stream of events has no end to wait for
                 response = await exchange.begin(scope["method"], target, headers, body.stream() if has_body else None)
-            self.answered = time.monotonic()
+            if response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+                self.answered = time.monotonic()
             headers = _end_to_end(response.headers.raw_items())
             await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
             started = True

@@ -48,12 +48,17 @@ class Recovery:
 
     @classmethod
     def begun(cls, line: str) -> "Recovery | None":
-        """Return a new one where a line of Postgres' log says that it begins."""
-        return cls() if _CRASHED.search(line) else None
+        """Return a new one where a line of Postgres' log says that one is under way.
+
+        The files are brought to the disk before it says that it recovers, and on a slow one that takes longest.
+        """
+        return cls() if any(told.search(line) for told in (_SYNCING, _CRASHED, _BEGINS)) else None
 
     def hear(self, line: str) -> bool:
         """Take a line of Postgres' log, and tell whether it was about this."""
-        if found := _SYNCING.search(line):
+        if _CRASHED.search(line):
+            self._phase = "is about to replay its log"
+        elif found := _SYNCING.search(line):
             self._phase = f"brings its files to the disk before it replays its log ({float(found[1]):.0f} s)"
         elif found := _BEGINS.search(line):
             self.begins = self.now = _position(found[1], found[2])

@@ -17,6 +17,8 @@ from sidecar.threads import off_loop
 INTERVAL = 0.5  # seconds between looks at what is up
 _EAGER = 0.1  # seconds between looks at what is starting
 TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
+_TITLE_PATIENCE = 0.3  # seconds; a name is worth no more
+_BUSY = 25.0  # seconds that it may leave its health unanswered for others' sake
 NO_SPACE = "No space left on device"
 _REINITIALIZED = "all server processes terminated; reinitializing"
 _LOCK_TIMEOUT = 1.0  # seconds for a lock on the memories; less than `TIMEOUT`, so that it is not taken for a hang
@@ -92,14 +94,15 @@ class PostgresWatch(Watch):
         if NO_SPACE in line:
             self.no_space_at = time.monotonic()
             self._changed()
-        self.reinitialized += _REINITIALIZED in line
-        if self.server not in (Server.STARTING, Server.RECOVERING):
-            return
-        begun = Recovery.begun(line)
-        self.recovery = begun or self.recovery
-        if self.recovery is not None and (self.recovery.hear(line) or begun is not None):
-            self._see(Server.RECOVERING, self.recovery.sentence)
-            self._measure(self.recovery)
+        if _REINITIALIZED in line:
+            self.reinitialized += 1
+            self.recovery = self._measuring = None
+        # Whatever was seen last: a server whose backend was killed recovers before the next look at it.
+        recovery = self.recovery or Recovery.begun(line)
+        if recovery is not None and recovery.hear(line):
+            self.recovery = recovery
+            self._see(Server.RECOVERING, recovery.sentence)
+            self._measure(recovery)
 
     def _measure(self, recovery: Recovery) -> None:
         """Find out, once, where the log ends that is replayed."""
@@ -156,7 +159,11 @@ class PostgresWatch(Watch):
         if not stopped:
             return None
         pid = stopped[0].pid
-        title = await off_loop(processes.title, pid)
+        try:
+            async with asyncio.timeout(_TITLE_PATIENCE):
+                title = await off_loop(processes.title, pid)
+        except TimeoutError:
+            title = "its memory does not answer"
         return f"PostgreSQL process {pid} ({title}) is stopped; `kill -CONT {pid}` lets it go on"
 
     def _take(self, error: BaseException | None, stopped: str | None) -> None:
@@ -198,7 +205,8 @@ class ApiWatch(Watch):
     """Asks hindsight-api for its health, again and again.
 
     One that answers others meanwhile is busy and not hung: many questions at once, on few cores, keep it from its health
-    for longer than one that hangs may take.
+    for longer than one that hangs may take. But not for ever: what it answers may not need what its health asks for, such
+    as a connection to the database.
     """
 
     def __init__(self, client: httpx2.AsyncClient, answered: Callable[[], float], changed: Callable[[], None]) -> None:
@@ -211,17 +219,29 @@ class ApiWatch(Watch):
         """Watch until cancelled."""
         self._see(Server.STARTING, None)
         while True:
-            asked = time.monotonic()
+            asking = asyncio.ensure_future(self._client.get("/health"))
             try:
-                async with asyncio.timeout(TIMEOUT):
-                    response = await self._client.get("/health")
-                self._answered(response)
-            except TimeoutError:
-                if self._answered_others() < asked:
+                await self._wait(asking)
+                if asking.done():
+                    self._answered(asking.result())
+                else:
                     self._failed(f"no answer to /health within {TIMEOUT:g} s")
             except httpx2.HTTPError as error:
                 self._failed(str(error) or type(error).__name__)
+            finally:
+                asking.cancel()
+                await asyncio.wait({asking})
             await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
+
+    async def _wait(self, asking: "asyncio.Future[httpx2.Response]") -> None:
+        """Wait for its answer, for as long as it may be busy."""
+        asked = time.monotonic()
+        while not asking.done():
+            excused = min(self._answered_others(), asked + _BUSY)
+            left = max(asked, excused) + TIMEOUT - time.monotonic()
+            if left <= 0:
+                return
+            await asyncio.wait({asking}, timeout=left)
 
     def _answered(self, response: httpx2.Response) -> None:
         if response.is_success:

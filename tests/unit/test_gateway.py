@@ -350,6 +350,17 @@ def test_hindsight_apis_key_is_not_the_gateways() -> None:
     run(work())
 
 
+def test_a_call_of_http_1_0_without_a_host_passes_where_hosts_are_not_looked_at() -> None:
+    async def work() -> None:
+        async with rig(listen=Address("0.0.0.0", 8888), api_key=KEY) as it:  # noqa: S104 - nobody listens there
+            async with it.connection() as (reader, writer):
+                writer.write(b"GET /x HTTP/1.0\r\nauthorization: Bearer %s\r\n\r\n" % KEY.encode())
+                assert (await read_head(reader)).status == 200
+            assert it.seen[0].all(b"host") == [b"hindsight-api"]
+
+    run(work())
+
+
 # Answers -------------------------------------------------------------------------------------------------------
 
 

@@ -12,13 +12,17 @@ CRASHED = "2026-11-30 LOG:  database system was not properly shut down; automati
 
 
 def test_its_lines_tell_where_it_is() -> None:
-    recovery = Recovery.begun(CRASHED)
-    assert recovery is not None
+    syncing = "LOG:  syncing data directory (fsync), elapsed time: 11.00 s, current path: ./base/5"
     assert Recovery.begun("LOG:  database system was shut down at 2026-11-29") is None
+    assert Recovery.begun("LOG:  redo done at 1/0EFFFF00 system usage: CPU: user: 1.00 s") is None
+    assert Recovery.begun(CRASHED) is not None
+    recovery = Recovery.begun(syncing)
+    assert recovery is not None
+    assert recovery.hear(syncing)
+    assert recovery.sentence == "Postgres brings its files to the disk before it replays its log (11 s)"
+    assert recovery.hear(CRASHED)
     assert recovery.sentence == "Postgres is about to replay its log"
     assert recovery.to_json()["percent"] is None
-    assert recovery.hear("LOG:  syncing data directory (fsync), elapsed time: 11.00 s, current path: ./base/5")
-    assert recovery.sentence == "Postgres brings its files to the disk before it replays its log (11 s)"
     assert recovery.hear("LOG:  redo starts at 0/FF000028")
     assert recovery.sentence == "Postgres replays its log (0 MiB)"
     recovery.ends = 0x1_0F000028

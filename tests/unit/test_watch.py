@@ -39,6 +39,33 @@ def test_postgres_own_beginnings_are_heard(tmp_path: Path) -> None:
     assert watch.reinitialized == 1
 
 
+def test_a_recovery_is_heard_whatever_was_seen_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = PostgresWatch(tmp_path, tmp_path, lambda: None)
+    measured: list[int | None] = []
+    monkeypatch.setattr(heard, "_measure", lambda recovery: measured.append(recovery.begins))
+    heard.server = Server.UP
+    for line in (
+        "all server processes terminated; reinitializing",
+        "database system was interrupted; last known up at 2026-11-30 10:00:00 UTC",
+    ):
+        heard.hear(f"2026-11-30 10:00:00 UTC [7] LOG:  {line}")
+        assert (heard.server, heard.recovery) == (Server.UP, None)
+    heard.hear("LOG:  syncing data directory (fsync), elapsed time: 10.00 s, current path: ./base/5")
+    first = heard.recovery
+    assert first is not None
+    assert heard.server is Server.RECOVERING
+    assert heard.fault == "Postgres brings its files to the disk before it replays its log (10 s)"
+    heard.hear("LOG:  database system was not properly shut down; automatic recovery in progress")
+    heard.hear("LOG:  redo starts at 0/1000028")
+    assert heard.recovery is first, "one recovery, whatever it says first"
+    assert measured == [None, None, 0x1000028]
+    heard.hear("LOG:  all server processes terminated; reinitializing")
+    heard.hear("LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/2000028")
+    assert heard.recovery is None, "of which recovery is not known"
+    heard.hear("LOG:  database system was not properly shut down; automatic recovery in progress")
+    assert heard.recovery not in (None, first)
+
+
 Answer = Callable[[httpx2.Request], httpx2.Response]
 
 
@@ -106,22 +133,26 @@ def test_an_api_that_was_up_is_unresponsive_until_it_answers_well_again(monkeypa
 def test_an_api_that_hangs_is_seen_as_such_and_a_busy_one_is_up(busy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "TIMEOUT", 0.05)
     seen: list[tuple[Server, str | None]] = []
-    asked: list[Server] = []
+    excused = probes = 0
 
     async def work() -> None:
         hung = asyncio.Event()
         first = True
 
         async def answer(_: httpx2.Request) -> httpx2.Response:
-            nonlocal first
+            nonlocal first, probes
+            probes += 1
             if not first:
                 await asyncio.Event().wait()
             first = False
             return httpx2.Response(200)
 
         def answered_others() -> float:
-            asked.append(made.server)
-            return time.monotonic() if len(asked) <= busy else -math.inf
+            nonlocal excused
+            if made.server is not Server.UP or excused == busy:
+                return -math.inf
+            excused += 1
+            return time.monotonic()
 
         def changed() -> None:
             seen.append((made.server, made.fault))
@@ -139,7 +170,33 @@ def test_an_api_that_hangs_is_seen_as_such_and_a_busy_one_is_up(busy: int, monke
     asyncio.run(work())
     assert [server for server, _ in seen] == [Server.STARTING, Server.UP, Server.UNRESPONSIVE]
     assert seen[-1] == (Server.UNRESPONSIVE, "no answer to /health within 0.05 s")
-    assert asked == [Server.UP] * (busy + 1)
+    assert excused == busy
+    assert probes == 2, "one probe was waited for, as long as it was excused"
+
+
+def test_an_api_is_not_busy_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "TIMEOUT", 0.01)
+    monkeypatch.setattr(watch, "_BUSY", 0.2)
+
+    async def work() -> None:
+        hung = asyncio.Event()
+
+        async def answer(_: httpx2.Request) -> httpx2.Response:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
+            made = ApiWatch(client, time.monotonic, lambda: hung.set() if made.fault else None)
+            made.server = Server.UP
+            began = time.monotonic()
+            watching = asyncio.ensure_future(made.run())
+            async with asyncio.timeout(20):
+                await hung.wait()
+            assert time.monotonic() - began >= 0.2
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    asyncio.run(work())
 
 
 def test_a_stopped_process_of_postgres_is_named(tmp_path: Path) -> None:
