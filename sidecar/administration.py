@@ -107,7 +107,7 @@ class Administration:
                 scheduled=retention is not None,
             )
             self.last_dump = made.manifest.made
-            operation.report |= {"dump": dict(archive.as_mapping(made))}
+            operation.report |= {"dump": dict(await off_loop(archive.as_mapping, made))}
             if retention is not None:
                 operation.enter("delete old dumps")
                 await off_loop(self._retain, retention, made, operation)

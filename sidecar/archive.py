@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -189,7 +189,7 @@ class Archive:
         after = _padding(manifest.size) + bytes(_END)
         return [(len(before), before), (manifest.size, self.directory / DUMP), (len(after), after)]
 
-    def read(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    def read(self, start: int = 0, end: int | None = None) -> Generator[bytes]:
         """Yield the bytes of the tar from `start` up to and without `end`, in pieces of at most 1 MiB.
 
         Raises:

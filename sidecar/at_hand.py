@@ -50,14 +50,18 @@ class AtHand:
             TransientError: hindsight-api did not answer.
 
         """
-        found = model.read(self._settings.model_dir, self._settings.flavor)
-        model.check_files(found)
-        if self._settings.reranker_dir is not None:
-            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
+        found = await off_loop(self._read_models)
         # At the same time, so that reading the model costs a start next to nothing.
         await asyncio.gather(off_loop(model.check_content, found, self._hashes), self._ask_for_revisions())
         self._model = found
         self._status.update(model=found.to_json())
+
+    def _read_models(self) -> Model:
+        found = model.read(self._settings.model_dir, self._settings.flavor)
+        model.check_files(found)
+        if self._settings.reranker_dir is not None:
+            model.check_files(model.read_reranker(self._settings.reranker_dir, self._settings.flavor))
+        return found
 
     async def _ask_for_revisions(self) -> None:
         if self._revisions is None:

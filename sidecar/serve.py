@@ -21,6 +21,7 @@ EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: a terminal that was closed
+_LEAVE_PATIENCE = 0.5  # seconds for what is under way once Postgres is gone
 _DESCRIPTORS = 65_536  # enough, and not so many that a program which closes all of them takes its time
 TERMINATION_LOG = Path("/dev/termination-log")
 
@@ -98,10 +99,19 @@ def serve(*, welcome: bool) -> int:
 async def _run(settings: "Settings", found: "Sorted", listeners: "Listeners", *, welcome: bool) -> int:
     import asyncio  # noqa: PLC0415
 
+    from sidecar import log  # noqa: PLC0415
     from sidecar.running import Sidecar  # noqa: PLC0415
 
     sidecar = Sidecar(settings, found, listeners, welcome=welcome)
     loop = asyncio.get_running_loop()
     for number in _STOPS:
         loop.add_signal_handler(number, sidecar.request_stop, number.name)
-    return await sidecar.run()
+    code = await sidecar.run()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left and (await asyncio.wait(left, timeout=_LEAVE_PATIENCE))[1]:
+        # They tidy up on a disk that does not answer, and would be waited for as long as that hangs.
+        log.close()
+        os._exit(code)
+    return code

@@ -8,29 +8,45 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
 
-_jobs: "queue.SimpleQueue[Job]" = queue.SimpleQueue()
-_idle = threading.Semaphore(0)  # threads that wait for a job
+_MOST = 64
 
 
-def _work(job: Job) -> None:
-    while True:
-        job()
-        _idle.release()
-        job = _jobs.get()
+class Threads:
+    """Threads that take jobs, made as they are needed.
+
+    Where `most` of them are at work, a job waits for one of them: if all hang, it would hang as well.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made = 0
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        # Threads that wait for a job. Once all are made it may count some that found one waiting: then another does.
+        self._idle = threading.Semaphore(0)
+
+    def begin(self, job: Job) -> None:
+        """Have a job done. To be called from one thread alone, that of the event loop."""
+        if self._idle.acquire(blocking=False) or self._made >= self._most:
+            self._jobs.put(job)
+        else:
+            self._made += 1
+            threading.Thread(target=self._work, args=(job,), name="disk", daemon=True).start()
+
+    def _work(self, job: Job) -> None:
+        while True:
+            job()
+            self._idle.release()
+            job = self._jobs.get()
 
 
-def _begin(job: Job) -> None:
-    if _idle.acquire(blocking=False):
-        _jobs.put(job)
-    else:
-        threading.Thread(target=_work, args=(job,), name="disk", daemon=True).start()
+_threads = Threads(_MOST)
 
 
 async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,11 +71,25 @@ async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
             else:
                 loop.call_soon_threadsafe(returned, value)
 
-    _begin(job)
+    _threads.begin(job)
     return await future
 
 
-async def iterate_off_loop(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Take each of the pieces in a thread."""
-    while (piece := await off_loop(next, pieces, None)) is not None:
-        yield piece
+async def iterate_off_loop(pieces: Generator[bytes]) -> AsyncIterator[bytes]:
+    """Take each of the pieces in a thread; and in one is closed what they come from, where nobody wants the rest."""
+    one_at_a_time = threading.Lock()
+
+    def take() -> bytes | None:
+        with one_at_a_time:
+            return next(pieces, None)
+
+    def close() -> None:
+        with one_at_a_time, contextlib.suppress(OSError):  # nothing was written to it
+            pieces.close()
+
+    try:
+        while (piece := await off_loop(take)) is not None:
+            yield piece
+    finally:
+        # Nobody waits for it: closing a file waits for its disk as reading does.
+        _threads.begin(close)

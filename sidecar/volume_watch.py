@@ -14,7 +14,7 @@ class VolumeWatch(Watch):
     """Asks the volume's file system what is free, again and again, in a thread: one that hangs holds up whoever asks.
 
     Attributes:
-        space: what was free last, None before the first answer and where there is no volume yet.
+        space: what is free, None where that is not known: before the first answer, without one, and without a volume.
 
     """
 
@@ -33,10 +33,7 @@ class VolumeWatch(Watch):
                 self._take(look)
                 look = None
             else:
-                self._see(
-                    Server.UNRESPONSIVE,
-                    f"{self._directory} gave no answer within {TIMEOUT:g} s; look at its disk, or at what it is mounted from",
-                )
+                self._miss(f"gave no answer within {TIMEOUT:g} s")
             await asyncio.sleep(INTERVAL)
 
     def _take(self, look: "asyncio.Task[volume.Space]") -> None:
@@ -47,12 +44,13 @@ class VolumeWatch(Watch):
         elif isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
             self.end()  # not there yet, or not for us: taking the volume says what is wrong with it
         elif isinstance(error, OSError):
-            self._see(
-                Server.UNRESPONSIVE,
-                f"{self._directory} cannot be looked at ({error.strerror}); look at its disk, or at what it is mounted from",
-            )
+            self._miss(f"cannot be looked at ({error.strerror})")
         else:
             raise error
+
+    def _miss(self, what: str) -> None:
+        self.space = None
+        self._see(Server.UNRESPONSIVE, f"{self._directory} {what}; look at its disk, or at what it is mounted from")
 
     def end(self) -> None:
         """Note that there is nothing to look at any more."""

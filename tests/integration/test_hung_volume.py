@@ -1,5 +1,6 @@
 """A volume that does not answer, as one from a network may: told, survived, and stopped with nobody's help."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from harness import Answer, RunningSidecar, call, reachable_directory, store_as_
 from postgres_server import UNPRIVILEGED
 
 from sidecar.probe import SocketConnection
+from sidecar.sizing import MIB
 
 pytestmark = needs_fuse
 TEXTS = ["The ferryman counts his passengers twice.", "The cooper seasons his oak for three winters."]
@@ -78,10 +80,25 @@ def last_operation(sidecar: RunningSidecar) -> dict[str, Any]:
     return found[0]
 
 
+@contextlib.contextmanager
+def upload_under_way(sidecar: RunningSidecar) -> Iterator[None]:
+    """Have an upload of which a part is on the volume."""
+    connection = SocketConnection(sidecar.run_dir / "control.sock", 20.0)
+    try:
+        connection.putrequest("PUT", "/v1/restores")
+        connection.putheader("Content-Length", str(8 * MIB))
+        connection.endheaders()
+        connection.send(bytes(MIB))
+        wait_for(lambda: list(sidecar.volume.glob("dumps/.incoming-*/upload")), 20, "a part of the upload")
+        yield
+    finally:
+        connection.close()
+
+
 def test_it_can_be_stopped_and_started_meanwhile(hanging: tuple[RunningSidecar, int]) -> None:
     sidecar, server = hanging
     sidecar.wait_ready(30)
-    with stopped([server]) as since:
+    with upload_under_way(sidecar), stopped([server]) as since:
         wait_told(sidecar, since, "volume")
         began = time.monotonic()
         assert sidecar.stop() == 4, "Postgres could not be shut down in order"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_an_idle_thread_is_used_again_and_a_hung_one_holds_nobody_up() -> None:
 
 
 def test_pieces_come_one_by_one() -> None:
-    def pieces() -> Iterator[bytes]:
+    def pieces() -> Generator[bytes]:
         assert threading.current_thread().name == "disk"
         yield b"one"
         yield b"two"
@@ -55,6 +55,55 @@ def test_pieces_come_one_by_one() -> None:
         return [piece async for piece in iterate_off_loop(pieces())]
 
     assert asyncio.run(work()) == [b"one", b"two"]
+
+
+def test_so_many_threads_at_the_most_and_what_waits_for_them_is_done() -> None:
+    free, done = threading.Event(), threading.Semaphore(0)
+    made = threads.Threads(3)
+    before = threading.active_count()
+    for _ in range(20):
+        made.begin(lambda: (free.wait(20), done.release()))  # type: ignore[arg-type, return-value]
+    assert threading.active_count() == before + 3
+    free.set()
+    for _ in range(2):
+        assert all(done.acquire(timeout=10) for _ in range(20))
+        for _ in range(20):
+            made.begin(done.release)  # type: ignore[arg-type]
+
+
+def test_what_pieces_come_from_is_closed_in_a_thread_also_where_a_piece_is_waited_for() -> None:
+    free, closed = threading.Event(), threading.Event()
+    where: list[str] = []
+
+    def pieces() -> Generator[bytes]:
+        try:
+            yield b"one"
+            free.wait(20)
+            yield b"two"
+        finally:
+            where.append(threading.current_thread().name)
+            closed.set()
+
+    async def work(taken: int) -> None:
+        async def take() -> None:
+            count = 0
+            async for _ in iterate_off_loop(pieces()):
+                count += 1
+                if count == taken:
+                    await asyncio.Event().wait()
+
+        taking = asyncio.ensure_future(take())
+        await asyncio.wait({taking}, timeout=0.1)
+        taking.cancel()
+        await asyncio.wait({taking})
+        free.set()
+        assert await off_loop(closed.wait, 10)
+
+    for taken in (1, 2):
+        free.clear()
+        closed.clear()
+        asyncio.run(work(taken))
+    assert where == ["disk", "disk"]
 
 
 def test_a_process_ends_while_a_thread_of_it_hangs() -> None:
