@@ -46,6 +46,11 @@ def is_known(noted: object, embedder: Embedder) -> bool:
     return noted in (embedder.to_json(), FORCED)
 
 
+def has_other_weights(noted: object, embedder: Embedder) -> bool:
+    """Tell whether a database has noted other content than that of the model at hand."""
+    return isinstance(noted, dict) and noted.get("content") not in (None, embedder.content)
+
+
 def may_be_noted(found: Agreement | None, memories: int) -> bool:
     """Tell whether a database's vectors are of the embedder at hand: they agree, or all that come will be.
 
@@ -92,7 +97,8 @@ class Recognition:
 
         """
         async with await database.connect(self._socket_dir, lock_timeout=database.LOCK_TIMEOUT) as owner:
-            if is_known(await database.noted_embedder(owner), embedder):
+            noted = await database.noted_embedder(owner)
+            if is_known(noted, embedder):
                 return
             stored = await agreement.sample(owner)
             if self._refused is not None and self._refused[:2] == (embedder, stored):
@@ -102,6 +108,8 @@ class Recognition:
             try:
                 found = await agreement.compare(stored, embed)
             except TransientError as error:
+                if stored and has_other_weights(noted, embedder):
+                    raise  # nothing may be embedded with them before they were compared: it is tried again
                 # hindsight-api will not load it either, and its own end says more; or memory was short for a moment.
                 self._log.warning("stored vectors were not compared with the model", error=str(error))
                 return

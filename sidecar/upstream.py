@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import signal
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,11 @@ async def similarities(
         TransientError: it did not answer.
 
     """
-    asked = scratch / "stored-vectors.json"
-    asked.write_text(json.dumps(stored), encoding="utf-8")
-    try:
-        found: list[float] = await _ask(upstream, _EMBED, str(asked), env, cwd, _EMBED_TIME)
-    finally:
-        asked.unlink()
+    # A name of its own: a restore may ask while a check of the served database does.
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=scratch, prefix="stored-vectors-") as asked:
+        json.dump(stored, asked)
+        asked.flush()
+        found: list[float] = await _ask(upstream, _EMBED, asked.name, env, cwd, _EMBED_TIME)
     return found
 
 

@@ -154,6 +154,16 @@ def test_what_could_not_be_compared_is_served_and_not_noted(
     assert held.noted is None
 
 
+def test_other_weights_that_could_not_be_compared_are_not_served(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Database(TransientError("no memory for a model"))
+    held.stand_in(monkeypatch)
+    held.noted = Embedder("decaf", "onnx", "1.1.0").to_json()
+    with pytest.raises(TransientError, match="no memory"):
+        check(Recognition(Path("/")), model)
+    held.stored = []
+    check(Recognition(Path("/")), model)
+
+
 def test_an_empty_database_is_noted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Database(None, memories=0)
     held.stand_in(monkeypatch)
