@@ -6,11 +6,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.errors import BlockedError, Reason, SettingsError
+from sidecar.errors import BlockedError, Reason, SettingsError, TransientError
 
 DEBIAN = Path("/usr/lib/postgresql")
 OLDEST_MAJOR = 17  # the first with the builtin C.UTF-8 provider
 OLDEST_PGVECTOR = (0, 7)
+_PATIENCE = 10.0  # seconds for an answer to `--version`
 _NEEDED = ("initdb", "postgres", "pg_controldata", "pg_dump", "pg_resetwal", "pg_restore", "psql")
 
 
@@ -54,7 +55,14 @@ class Binaries:
 def _run(program: Path, option: str) -> str:
     argv = [str(program), option]
     # An environment of its own, as all that we start has: ours holds secrets.
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10, env={"LC_ALL": "C"})
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_PATIENCE, env={"LC_ALL": "C"})
+    except subprocess.TimeoutExpired as error:
+        raise TransientError(f"{program} {option} did not answer within {_PATIENCE:g} s") from error
+    except subprocess.CalledProcessError as error:
+        if error.returncode < 0:
+            raise TransientError(f"{program} {option} was ended by signal {-error.returncode}") from error
+        raise
     return done.stdout.strip()
 
 
@@ -63,6 +71,7 @@ def inspect(bindir: Path) -> Binaries:
 
     Raises:
         OSError, subprocess.SubprocessError: it has no `postgres` that runs.
+        TransientError: that was killed, or is slow.
 
     """
     text = _run(bindir / "postgres", "--version")
@@ -115,6 +124,7 @@ def choose(configured: Path | None, cluster_major: int | None, debian: Path = DE
     Raises:
         SettingsError: the configured directory, or all that there is, cannot be used.
         BlockedError: `wrong-major`, where nothing installed can run the existing cluster.
+        TransientError: one was killed as it was asked for its version, or is slow to answer.
 
     """
     if configured is not None:

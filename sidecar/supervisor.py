@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -46,6 +47,7 @@ from sidecar.tenant import Tenant
 from sidecar.threads import off_loop
 from sidecar.volume_watch import VolumeWatch
 
+_DROP_AGAIN = 30.0  # seconds until a staged database that could not be dropped is tried again
 _RETRY = 0.5  # seconds until a step that failed for a passing reason is tried again
 _TICK = 1.0  # seconds; the longest that the picture stays as it is
 _REMIND = 60.0  # seconds between log lines that say why it is not ready
@@ -93,6 +95,7 @@ class Supervisor:
         self._blocked_since: float | None = None
         self._told = time.monotonic()
         self._dropping: asyncio.Task[None] | None = None
+        self._drop_again = -math.inf
         home = settings.run_dir / "home"
         home.mkdir(mode=0o700, exist_ok=True)
         self._identity = users.identity_environment(settings.run_dir, home)
@@ -231,7 +234,12 @@ class Supervisor:
         self._blocked_since = (self._blocked_since or now) if waits else None
 
     def _look_at_leftovers(self) -> None:
-        if staging.left and self._status.ready and (self._dropping is None or self._dropping.done()):
+        if self._dropping is not None and self._dropping.done():
+            self._dropping.result()  # what it does not expect is a defect
+            self._dropping = None
+        now = time.monotonic()
+        if staging.left and self._status.ready and self._dropping is None and now > self._drop_again:
+            self._drop_again = now + _DROP_AGAIN
             self._dropping = asyncio.create_task(staging.drop_left(self._settings.run_dir))
 
     def _look_at_schedule(self) -> None:

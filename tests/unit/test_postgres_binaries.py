@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidecar import postgres_binaries
-from sidecar.errors import BlockedError, Reason, SettingsError
+from sidecar.errors import BlockedError, Reason, SettingsError, TransientError
 from sidecar.postgres_binaries import _NEEDED, Binaries, choose, embedded_bindir, inspect, is_shut_down
 
 
@@ -112,6 +112,24 @@ def test_one_that_does_not_run_hides_no_other(script: str, tmp_path: Path) -> No
     assert choose(None, None, tmp_path).version == "18.6"
     with pytest.raises(SettingsError, match="no postgres runs there"):
         choose(bindir, None, tmp_path)
+
+
+@pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.parametrize(
+    ("script", "said"), [("kill -9 $$", "was ended by signal 9"), ("exec sleep 60", "did not answer within 0.2 s")]
+)
+def test_one_that_was_killed_or_is_slow_is_asked_again(
+    script: str,
+    said: str,
+    configured: bool,  # noqa: FBT001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_binaries, "_PATIENCE", 0.2)
+    bindir = install(tmp_path / "18")
+    (bindir / "postgres").write_text(f"#!/bin/sh\n{script}\n")
+    with pytest.raises(TransientError, match=said):
+        choose(bindir if configured else None, None, tmp_path)
 
 
 def test_a_configured_directory_without_programs_is_named(tmp_path: Path) -> None:
