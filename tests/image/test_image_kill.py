@@ -6,7 +6,7 @@ import pytest
 from container import Start, Volume, acknowledged
 from harness import wait_for
 
-ROUNDS = int(os.environ.get("HINDSIGHT_TEST_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("HINDSIGHT_TEST_ROUNDS", "2"))
 BANK = "killed"
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from container import BANK, GATEWAY, PYTHON, Start, Volume
+from container import BANK, GATEWAY, KEPT, PYTHON, Start, Volume
 from harness import wait_for
 
 HOLD = """
@@ -35,18 +35,13 @@ LLM = (
 )
 
 
-def test_with_clients_connected(start: Start, with_memories: Volume) -> None:
-    container = start().wait_ready()
+def test_with_clients_connected_and_a_question_to_an_llm_outstanding(start: Start, volume: Volume) -> None:
+    container = start(*LLM).wait_ready()
+    container.retain(BANK, list(KEPT))
     container.session(PYTHON, "-c", HOLD).wait_line("holding")
     psql = container.session("psql", "-Atq")
     psql.tell("BEGIN; SELECT 'a transaction is open';\n")
     psql.wait_line("a transaction is open")
-    assert container.stop() == 0
-    assert with_memories.cluster_state() == "shut down"
-
-
-def test_with_a_question_to_an_llm_outstanding(start: Start, with_memories: Volume) -> None:
-    container = start(*LLM).wait_ready()
     llm = container.session(PYTHON, "-c", SILENT)
     llm.wait_line("listening")
     question = '{"query": "Where is the kiln?", "budget": "low"}'
@@ -55,7 +50,7 @@ def test_with_a_question_to_an_llm_outstanding(start: Start, with_memories: Volu
     llm.wait_line("asked", 60)
     assert container.stop() == 0
     asking.wait_end()
-    assert with_memories.cluster_state() == "shut down"
+    assert volume.cluster_state() == "shut down"
 
 
 def test_in_every_phase_of_the_first_start(start: Start, volume: Volume) -> None:

@@ -1,5 +1,6 @@
 """What Kubernetes and its people do to a volume: healed, or blocked with the line to change and nothing touched."""
 
+import pytest
 from container import BANK, CONTROL, KEPT, UID, VOLUME, Container, Image, Start, Volume
 
 
@@ -77,6 +78,7 @@ def namespaces(container: Container) -> list[str]:
     return container.says("readlink", *(f"/proc/self/ns/{kind}" for kind in ("pid", "net", "ipc"))).splitlines()
 
 
+@pytest.mark.long  # in other namespaces; tests/torture and test_volume_states.py have it without an engine
 def test_the_second_on_a_volume_waits_and_takes_over(start: Start, with_memories: Volume) -> None:
     first = start().wait_ready()
     postgres = first.pid_of("postgres")

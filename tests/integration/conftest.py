@@ -1,10 +1,10 @@
 """Real parts for the integration tests: a baked model, and sidecars that run."""
 
 import asyncio
-import contextlib
 import functools
 import gc
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,16 @@ def memories() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def remembered(model_dir: Path, memories: dict[str, Any]) -> Iterator[Callable[[str], Remembered]]:
-    """Return a function that gives the 369 memories as a version of hindsight-api stored them."""
-    with contextlib.ExitStack() as stack:
+def remembered(
+    model_dir: Path, memories: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Remembered]]:
+    """Return a function that gives the 369 memories as a version of hindsight-api stored them, once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with reachable_directory() as directory:
 
         @functools.cache
         def by(version: str) -> Remembered:
-            return stack.enter_context(making.remembered(version, model_dir, memories))
+            return making.remembered(version, model_dir, memories, shared, directory)
 
         yield by

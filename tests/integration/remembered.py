@@ -1,9 +1,8 @@
 """The 369 memories of the fixture as one version of hindsight-api stored them, made once for all tests of a run."""
 
-import contextlib
-import io
+import fcntl
+import json
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,42 +24,48 @@ class Remembered:
     Attributes:
         archive: of the memories, as `dump` gives it.
         answers: the texts that each question brought back by its meaning, best first.
-        directory: where `dump` is, readable for the sidecar's user.
+        dump: the file of pg_dump in the archive, readable for the sidecar's user.
 
     """
 
     archive: bytes
     answers: list[list[str]]
-    directory: Path
-
-    @property
-    def dump(self) -> Path:
-        """The file of pg_dump in the archive."""
-        return self.directory / DUMP
+    dump: Path
 
 
-@contextlib.contextmanager
-def remembered(version: str, model_dir: Path, memories: dict[str, Any]) -> Iterator[Remembered]:
-    """Have a sidecar of a version store the memories and answer the questions; it has ended when this is entered."""
+def remembered(version: str, model_dir: Path, memories: dict[str, Any], shared: Path, directory: Path) -> Remembered:
+    """Return what a version makes of the memories: made by whoever comes first, and kept in `shared`.
+
+    The file of pg_dump is written into `directory`.
+    """
+    archive, answers = shared / f"remembered-{version}.tar", shared / f"remembered-{version}.json"
+    with archive.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answers.exists():  # the last that is written
+            found = _make(version, model_dir, memories)
+            archive.write_bytes(found[0])
+            answers.write_text(json.dumps(found[1]), encoding="utf-8")
+    dump = directory / f"{version}-{DUMP}"
+    with tarfile.open(archive) as tar:
+        member = tar.extractfile(DUMP)
+        assert member is not None
+        dump.write_bytes(member.read())
+    dump.chmod(0o644)
+    return Remembered(archive.read_bytes(), json.loads(answers.read_text(encoding="utf-8")), dump)
+
+
+def _make(version: str, model_dir: Path, memories: dict[str, Any]) -> tuple[bytes, list[list[str]]]:
+    """Have a sidecar of a version store the memories and answer the questions."""
     with reachable_directory() as directory:
-        home = directory / "sidecar"
-        home.mkdir()
-        home.chmod(0o777)
-        sidecar = RunningSidecar(home, made.api_venv(version), model_dir)
+        directory.chmod(0o777)
+        sidecar = RunningSidecar(directory, made.api_venv(version), model_dir)
         try:
             sidecar.start_ready()
             for bank, items in memories["banks"].items():
                 sidecar.retain(bank, [item["content"] for item in items])
-            answers = recalls(sidecar, memories)
-            archive = archive_of(sidecar)
+            return archive_of(sidecar), recalls(sidecar, memories)
         finally:
             sidecar.end()
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            member = tar.extractfile(DUMP)
-            assert member is not None
-            (directory / DUMP).write_bytes(member.read())
-        (directory / DUMP).chmod(0o644)
-        yield Remembered(archive, answers, directory)
 
 
 def recalls(sidecar: RunningSidecar, memories: dict[str, Any]) -> list[list[str]]:

@@ -44,7 +44,6 @@ def test_369_memories_come_across(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.alone  # two sidecars of its own are enough for two cores
 def test_369_memories_come_from_a_sidecar_that_runs(make_sidecar: Any, memories: dict[str, Any]) -> None:
     token = "a-token-of-the-source"  # noqa: S105 - no secret
     source = make_sidecar("0.8.4", HINDSIGHT_SIDECAR_TOKEN=token).start_ready()

@@ -11,6 +11,7 @@ from faults import Alive, needs_root
 from harness import RunningSidecar, store_as_they_are, wait_for
 from limits import FAKETIME, Clock, build_an_index_in_parallel, in_namespace, limited_memory, take_its_memory
 
+pytestmark = pytest.mark.long  # tests/torture has the same, and one of it in its short form
 BANK = "narrow"
 CALLERS = 32  # of the 40 connections that an address takes with 256 descriptors; the probes need some too
 TEXT = "The glassblower keeps a kiln behind the bakery."

@@ -61,7 +61,9 @@ def compared(sidecar: RunningSidecar) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("version", "flavor"), [("1.1.0", "onnx"), ("0.8.4", "torch")])
+@pytest.mark.parametrize(
+    ("version", "flavor"), [("1.1.0", "onnx"), pytest.param("0.8.4", "torch", marks=pytest.mark.long)]
+)
 def test_other_weights_of_the_same_name_are_blocked(
     make_sidecar: Any, model_dir: Path, others: Path, version: str, flavor: str
 ) -> None:
@@ -99,9 +101,8 @@ def test_other_weights_of_the_same_name_are_blocked(
 @pytest.mark.timeout(300)
 def test_what_says_nothing_of_a_model_is_served(make_sidecar: Any, others: Path) -> None:
     """Memories without vectors, observations and an empty database; and tenants are asked as well."""
-    sidecar = make_sidecar().start_ready()
+    sidecar = make_sidecar()
     right = sidecar.settings["HINDSIGHT_SIDECAR_MODEL_DIR"]
-    assert sidecar.stop() == 0
     sidecar.settings["HINDSIGHT_SIDECAR_MODEL_DIR"] = str(others)
     sidecar.start_ready()  # nothing is stored yet: it takes any model
     assert compared(sidecar) == 0

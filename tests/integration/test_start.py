@@ -169,6 +169,7 @@ def seconds_to_ready(sidecar: Any, wrapper: list[str]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long  # that it is ready without one is a part of the next, and of what the image is tested with
 def test_without_a_network_it_is_ready_as_soon(make_sidecar: Any) -> None:
     sidecar = make_sidecar()
     seconds_to_ready(sidecar, [])  # makes the cluster, which is not part of the comparison
