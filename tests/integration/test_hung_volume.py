@@ -89,7 +89,12 @@ def upload_under_way(sidecar: RunningSidecar) -> Iterator[None]:
         connection.putheader("Content-Length", str(8 * MIB))
         connection.endheaders()
         connection.send(bytes(MIB))
-        wait_for(lambda: list(sidecar.volume.glob("dumps/.incoming-*/upload")), 20, "a part of the upload")
+        wait_for(
+            lambda: [path.stat().st_size for path in sidecar.volume.glob("dumps/.incoming-*/upload")] == [MIB],
+            20,
+            "a part of the upload",
+        )
+        connection.send(b"less than is written at a time, so closing the file writes it")
         yield
     finally:
         connection.close()
