@@ -27,6 +27,7 @@ from victims import family
 from sidecar import postgres_binaries
 
 GONE_WITHIN = 20.0  # seconds for what a dead sidecar left to end
+REAPED_WITHIN = 1.0  # seconds for the kernel and a parent to do what is left for them
 ROUNDS_PER_HOME = 20  # then a new home is taken: every round looks at every memory
 RECALLED = 10  # of the older memories, each round; the round's own are recalled all
 PAGE = 100_000
@@ -262,11 +263,11 @@ class Rig:
         self._run("pg_checksums", "--check", "-D", str(self.sidecar.pgdata))
 
     def look_at_the_end(self, states: frozenset[str] | None = SHUT_DOWN) -> None:
-        """Check that nothing is left of a sidecar that ended, and that its cluster's state is one of some; None for any.
+        """Check that nothing is left of a sidecar that ended, and that its cluster's state is one of some.
 
-        What was killed takes a moment to go, and nothing else does.
+        With None, what was killed may take its time to go, and the state is any.
         """
-        left = self.left() if states is not None else wait_for_none(self.left)
+        left = wait_for_none(self.left, REAPED_WITHIN if states is not None else GONE_WITHIN)
         assert left == [], f"processes outlive the sidecar: {[(pid, words(pid)) for pid in left]}"
         if states is not None and (self.sidecar.pgdata / "global/pg_control").exists():
             state = self.cluster_state()
@@ -297,8 +298,11 @@ class Rig:
         sidecar = self.sidecar
         postmaster = sidecar.pid_of("postgres")
         assert int((sidecar.pgdata / "postmaster.pid").read_text().split()[0]) == postmaster
-        assert (orphans := wait_for_none(self._orphans)) == [], f"orphans: {[(pid, words(pid)) for pid in orphans]}"
-        assert [process for process in family(self.pid) if process.state == "Z"] == [], "zombies"
+        orphans = wait_for_none(self._orphans, GONE_WITHIN)
+        assert orphans == [], f"orphans: {[(pid, words(pid)) for pid in orphans]}"
+        # Whoever ends is one until its parent looks; one that stays has a parent that does not.
+        zombies = wait_for_none(lambda: [one.pid for one in family(self.pid) if one.state == "Z"], REAPED_WITHIN)
+        assert zombies == [], f"zombies: {zombies}"
 
     def _orphans(self) -> list[int]:
         found = self.left()  # before the family, in which one that is just begun is then
@@ -372,10 +376,10 @@ class Rig:
 _CHATTER = re.compile(r'"component": "hindsight-api".*"level": "(info|debug)"')
 
 
-def wait_for_none(look: Callable[[], list[int]]) -> list[int]:
-    """Return what is still there once what was killed has had its time to go."""
+def wait_for_none(look: Callable[[], list[int]], within: float) -> list[int]:
+    """Return what is still there once it has had its time to go."""
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: not look(), GONE_WITHIN, "their end")
+        wait_for(lambda: not look(), within, "their end")
     return look()
 
 
