@@ -84,7 +84,7 @@ class Rig:
         self.sidecar = RunningSidecar(home, made.api_venv(), self._model_dir, **self.settings)
         self.ledger = Ledger(home / "acknowledged")
         self._before = 0  # memories acknowledged when the round began
-        self._cards = 0
+        self._cards = self._writers = 0
         self._log_begins = 0
         self._slowest: float | None = None
 
@@ -177,7 +177,8 @@ class Rig:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Writer]:
         """Have a writer write meanwhile, from when a few of its memories are acknowledged."""
-        with Writer(self.sidecar, self.ledger, f"home {self._homes}, round {self._rounds}").writing() as writer:
+        self._writers += 1  # a round that measures something first has several, and no text is stored twice
+        with Writer(self.sidecar, self.ledger, f"home {self._homes}, volume {self._writers}").writing() as writer:
             writer.wait_for_more(4)
             yield writer
 
