@@ -21,6 +21,7 @@ ROUNDS = 2
 BANK = "ledger"
 KILLED = 128 + signal.SIGKILL
 IN_ORDER = 0
+SUPERUSER = "--username=postgres"  # the container's own environment names hindsight-api's role
 READY = "state=ready"  # in the log
 SEEN = 0.8  # of a start, as it takes a moment until one that is ready is seen to be
 POINTS = 6  # of the first initialisation
@@ -85,7 +86,7 @@ class ContainerRig:
         )
         look_at_processes(container)
         psql(container, "CREATE EXTENSION amcheck SCHEMA pg_catalog")
-        container.says("pg_amcheck", "--heapallindexed", "--database=hindsight")
+        container.says("pg_amcheck", SUPERUSER, "--heapallindexed", "--database=hindsight")
         psql(container, "DROP EXTENSION amcheck; DROP SCHEMA IF EXISTS torture CASCADE")
         self.stop()
         return Round(len(self.texts), outage)
@@ -143,7 +144,14 @@ def there(pid: int) -> bool:
 
 def psql(container: Container, statements: str) -> None:
     container.says(
-        "psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname=hindsight", "--command", statements
+        "psql",
+        SUPERUSER,
+        "--no-psqlrc",
+        "--quiet",
+        "--set=ON_ERROR_STOP=1",
+        "--dbname=hindsight",
+        "--command",
+        statements,
     )
 
 
