@@ -47,6 +47,21 @@ for entry in pathlib.Path("/proc").iterdir():
 print(json.dumps(found))
 """
 
+# A JSON list of those texts that do not come back when they are asked for.
+MISSED = """
+import http.client, json, sys
+missed = []
+for text in json.loads(sys.argv[2]):
+    connection = http.client.HTTPConnection("127.0.0.1", 8888, timeout=60)
+    body = json.dumps({"query": text, "budget": "low"})
+    connection.request("POST", sys.argv[1], body, {"content-type": "application/json"})
+    if text not in [found["text"] for found in json.loads(connection.getresponse().read())["results"]]:
+        missed.append(text)
+    connection.close()
+print(json.dumps(missed))
+"""
+_AT_A_TIME = 200  # texts, as an argument's length has a limit
+
 # Four lanes store one text after another, and print each once it is acknowledged.
 _WRITTEN = "went out with the night train."
 WRITER = """
@@ -301,9 +316,18 @@ class Container:
         assert [text for text, count in there.items() if count > 1] == [], "a memory is there twice"
         assert texts[-1] in self.recall(bank, texts[-1])
 
-    def python(self, script: str) -> Any:
+    def missed(self, bank: str, texts: list[str]) -> list[str]:
+        """Return those of some texts that do not come back when they are asked for."""
+        path = f"/v1/default/banks/{bank}/memories/recall"
+        return [
+            text
+            for batch in (texts[at : at + _AT_A_TIME] for at in range(0, len(texts), _AT_A_TIME))
+            for text in self.python(MISSED, path, json.dumps(batch))
+        ]
+
+    def python(self, script: str, *arguments: str) -> Any:
         """Run a script inside, and return the JSON it prints."""
-        return json.loads(self.says(PYTHON, "-I", "-c", script))
+        return json.loads(self.says(PYTHON, "-I", "-c", script, *arguments))
 
     def curl(self, url: str, method: str = "GET", body: Any = None) -> Reply | None:
         """Make a call from inside; None where nobody answers."""

@@ -1,6 +1,7 @@
 """What can go wrong beneath a running sidecar, each as one function: processes that stop, and volumes that hang or are full."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -20,7 +21,8 @@ from sidecar.probe import SocketConnection
 
 TOLD_WITHIN = 3.0  # seconds from a hang until readiness tells of it
 LIVE_WITHIN = 0.1  # seconds for nine of ten answers to liveness, on a machine that others use as well
-AT_ONCE = 1.0  # seconds for each of them
+AT_ONCE = 1.0  # seconds for each of them; one in a row may take longer, on a machine that is busy
+AT_LAST = 5.0  # seconds, and no longer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 needs_fuse = pytest.mark.skipif(
@@ -86,6 +88,10 @@ def processes_of(sidecar: RunningSidecar) -> list[int]:
 # Probes ---------------------------------------------------------------------------------------------------------
 
 
+class ToldLateError(AssertionError):
+    """That something hangs was told, and later than it has to be."""
+
+
 class Alive:
     """Asks for liveness on every listener without a pause, as a kubelet without mercy would.
 
@@ -97,8 +103,13 @@ class Alive:
         self._from_now = from_now
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.took: list[float] = []
+        self.took: dict[str, list[float]] = {"control": [], "socket": [], "gateway": []}  # seconds, of each listener
         self.failed: list[str] = []
+
+    @property
+    def slowest(self) -> float | None:
+        """Seconds of the slowest answer, None where there was none."""
+        return max(itertools.chain(*self.took.values()), default=None)
 
     def _ask_socket(self) -> int:
         connection = SocketConnection(self._sidecar.run_dir / "control.sock")
@@ -123,11 +134,11 @@ class Alive:
                 began = time.monotonic()
                 try:
                     status: object = ask()
-                except OSError as error:
-                    status = error
+                except Exception as error:  # noqa: BLE001 - whatever it is: a thread that ends would let all else pass
+                    status = repr(error)
                 if status != 200:
                     self.failed.append(f"{name}: {status}")
-                self.took.append(time.monotonic() - began)
+                self.took[name].append(time.monotonic() - began)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -140,14 +151,20 @@ class Alive:
     def check(self) -> None:
         """Check that every answer came, and came quickly."""
         self.check_none_missing()
-        ordered = sorted(self.took)
+        ordered = sorted(itertools.chain(*self.took.values()))
         assert ordered[len(ordered) * 9 // 10] < LIVE_WITHIN, f"of {len(ordered)}: {ordered[-len(ordered) // 10 :]}"
 
     def check_none_missing(self) -> None:
-        """Check that every answer came within the second that a kubelet waits, on a machine that is busy."""
+        """Check that no answer was wrong, and none but single ones slower than the second that a kubelet waits.
+
+        Of the thousands of answers of a long run one is slow on any machine that is busy; a kubelet acts on the third in a row.
+        """
         assert self.failed == [], f"liveness failed: {self.failed[:5]}"
-        assert len(self.took) >= 9, "too few answers to tell"
-        assert max(self.took) < AT_ONCE, f"liveness took {max(self.took):.2f} s"
+        for name, took in self.took.items():
+            assert len(took) >= 3, f"too few answers of {name} to tell"
+            assert max(took) < AT_LAST, f"liveness of {name} took {max(took):.2f} s"
+            slow = [pair for pair in itertools.pairwise(took) if min(pair) >= AT_ONCE]
+            assert slow == [], f"liveness of {name} took two in a row: {slow}"
 
 
 def readiness(sidecar: RunningSidecar) -> dict[str, Any]:
@@ -161,7 +178,8 @@ def wait_told(sidecar: RunningSidecar, since: float, subject: str) -> str:
     for port, path in ((sidecar.port, "/health"), (sidecar.control_port, "/health"), (sidecar.control_port, "/readyz")):
         wait_for(lambda port=port, path=path: call(port, path).status == 503, 30, f"503 from {port}{path}", every=0.02)
     took = time.monotonic() - since
-    assert took < TOLD_WITHIN, f"it was told after {took:.2f} s"
+    if took >= TOLD_WITHIN:
+        raise ToldLateError(f"it was told after {took:.2f} s")
     body = wait_for(
         lambda: body if (body := readiness(sidecar))["subject"] == subject else None, 3, f"that it is {subject}"
     )
@@ -180,15 +198,17 @@ def on_a_volume_that_can_hang(sidecar: RunningSidecar) -> Iterator[int]:
         directory.mkdir()
         give_to_the_sidecar(directory)
     argv = ["bindfs", "-f", "-o", "allow_other", str(below), str(sidecar.volume)]
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as server:
-        try:
-            wait_for(lambda: os.path.ismount(sidecar.volume), 10, "the file system mounted")
-            yield server.pid
-        finally:
-            resume([server.pid])
-            sidecar.end()
-            subprocess.run(["/bin/umount", "--lazy", str(sidecar.volume)], check=True)
-            server.wait(10)
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as server, contextlib.ExitStack() as stack:
+        stack.callback(server.kill)  # whatever else fails: its end is waited for, and it keeps nothing to itself
+        wait_for(lambda: os.path.ismount(sidecar.volume), 10, "the file system mounted")
+        stack.callback(_unmount, sidecar)
+        stack.callback(sidecar.end)
+        stack.callback(resume, [server.pid])
+        yield server.pid
+
+
+def _unmount(sidecar: RunningSidecar) -> None:
+    subprocess.run(["/bin/umount", "--lazy", str(sidecar.volume)], check=True)
 
 
 @contextlib.contextmanager
@@ -201,12 +221,11 @@ def on_a_disk(sidecar: RunningSidecar, mebibytes: int, inodes: int = 8192) -> It
     subprocess.run(made, check=True)
     sidecar.volume.mkdir()
     subprocess.run(["/bin/mount", "-o", "loop", str(image), str(sidecar.volume)], check=True)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(_unmount, sidecar)
+        stack.callback(sidecar.end)
         give_to_the_sidecar(sidecar.volume)
         yield sidecar
-        sidecar.end()
-    finally:
-        subprocess.run(["/bin/umount", "--lazy", str(sidecar.volume)], check=True)
 
 
 def wait_no_space(sidecar: RunningSidecar, within: float = 60.0, says: str = " MiB and ") -> None:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from faults import TOLD_WITHIN, Alive, on_a_volume_that_can_hang, process_of, stopped, wait_told
+from faults import TOLD_WITHIN, ToldLateError, on_a_volume_that_can_hang, process_of, stopped, wait_told
 from harness import wait_for
-from matrix import Case, MissedError, Round
+from matrix import Case, MissedError, Round, SlowError
 from postgres_server import UNPRIVILEGED
 from rig import Rig
 
@@ -110,7 +110,7 @@ def goes_on(rig: Rig, subject: str, hang: Hang, lasts: float, place: float) -> R
 def kept(rig: Rig, subject: str, hang: Hang, lasts: float, place: float) -> Round:
     """Do that with a sidecar that is ready."""
     before = rig.sidecar.health()["components"]
-    with rig.writing() as writer, Alive(rig.sidecar) as alive:
+    with rig.writing() as writer, rig.alive():
         writer.wait_for_more(1 + int(place * 20))
         with hang(rig) as since:
             check_told(rig, since, subject)
@@ -120,14 +120,16 @@ def kept(rig: Rig, subject: str, hang: Hang, lasts: float, place: float) -> Roun
         rig.sidecar.wait_ready(30)
         outage = time.monotonic() - over
         writer.wait_for_more(2)
-    alive.check_none_missing()
     assert rig.sidecar.health()["components"] == before, "something was replaced"
     rig.store_some()
     return rig.survived(outage)
 
 
 def check_told(rig: Rig, since: float, subject: str) -> None:
-    fault = wait_told(rig.sidecar, since, subject)
+    try:
+        fault = wait_told(rig.sidecar, since, subject)
+    except ToldLateError as late:
+        raise SlowError(str(late)) from late
     assert fault != "None", f"it is not said what is wrong with {subject}"
 
 
@@ -137,14 +139,13 @@ def replaced(rig: Rig, place: float) -> Round:
         rig.begin()
         rig.start_ready()
         before = rig.sidecar.health()["components"]
-        with rig.writing() as writer, Alive(rig.sidecar) as alive:
+        with rig.writing() as writer, rig.alive():
             writer.wait_for_more(1 + int(place * 20))
             with hindsight_api(rig) as since:
                 check_told(rig, since, "hindsight-api")
                 rig.sidecar.wait_ready()
                 outage = time.monotonic() - since
             writer.wait_for_more(2)
-        alive.check_none_missing()
         after = rig.sidecar.health()["components"]
         assert outage > HUNG_AFTER, f"it was given {outage:.1f} s"
         assert after["hindsight-api"]["pid"] != before["hindsight-api"]["pid"]
@@ -158,7 +159,7 @@ def replaced(rig: Rig, place: float) -> Round:
 def home_that_can_hang(rig: Rig) -> Iterator[Hang]:
     """Have a new home, on a file system that can hang; afterwards another one."""
     rig.new_home()
-    with on_a_volume_that_can_hang(rig.sidecar) as server:
+    with on_a_volume_that_can_hang(rig.sidecar) as server, rig.ending():
 
         @contextmanager
         def hang(_: Rig) -> Iterator[float]:
@@ -192,11 +193,10 @@ def volume_at_both_ends(rig: Rig, place: float) -> Round:
                 # Root would look at it for whom to become, before there is anything to answer.
                 rig.start(["/usr/bin/setpriv", *UNPRIVILEGED])
                 rig.sidecar.wait_state("starting(volume)")
-                with Alive(rig.sidecar) as alive:
+                with rig.alive():
                     detail = wait_for(lambda: rig.sidecar.health()["detail"], 10, "what the start waits for")
                     assert "gave no answer" in detail
-                alive.check_none_missing()
-            outage = rig.recover(time.monotonic())
+            outage = rig.recovered(time.monotonic())
             writer.wait_for_more(2)
         rig.store_some()
         return rig.survived(outage)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import made
 from harness import RunningSidecar, call, give_to_the_sidecar, wait_for
 from kills import crash
 from ledger import BANK
-from matrix import Case, Round
+from matrix import Case, Round, check_each_is_there_once
 from postgres_server import UNPRIVILEGED
 from reweighted import scrambled, turned
 from rig import Rig
@@ -73,6 +73,7 @@ def running(argv: list[str]) -> Iterator[str]:
     process = subprocess.Popen(["/usr/bin/setpriv", *UNPRIVILEGED, "--", *argv])
     try:
         yield str(process.pid)
+        assert process.poll() is None, f"a process that is not the sidecar's ended with {process.returncode}"
     finally:
         process.kill()
         process.wait()
@@ -110,6 +111,7 @@ def a_stranger() -> Iterator[str]:
     process = subprocess.Popen(SLEEPER)
     try:
         yield str(process.pid)
+        assert process.poll() is None, f"a stranger's process ended with {process.returncode}"
     finally:
         process.kill()
         process.wait()
@@ -205,7 +207,7 @@ def contained(sidecar: RunningSidecar) -> int:
 
 
 def in_a_pod(rig: Rig, _: float) -> Round:
-    """Be killed where another process is the first one and takes the orphans; a second sidecar there takes over."""
+    """Be killed where another process is the first one and takes the orphans; a second sidecar that waits there takes over."""
     rig.begin()
     with pod() as enter:
         rig.start(enter)
@@ -213,8 +215,11 @@ def in_a_pod(rig: Rig, _: float) -> Round:
         rig.store_some()
         other = second(rig)
         try:
-            os.kill(contained(rig.sidecar), signal.SIGKILL)
             other.start(enter)
+            assert "another sidecar holds" in other.wait_state("blocked(volume-locked)")["detail"]
+            rig.store_some()
+            assert rig.sidecar.health_status() == 200
+            os.kill(contained(rig.sidecar), signal.SIGKILL)
             other.wait_ready()
             assert_remembered(rig, other)
             assert other.pid_of("postgres") == int((other.pgdata / "postmaster.pid").read_text().split()[0])
@@ -231,14 +236,15 @@ def in_a_pod(rig: Rig, _: float) -> Round:
 def end_contained(sidecar: RunningSidecar) -> None:
     """End a sidecar whose wrapper does not pass a signal on."""
     if sidecar.process is not None and sidecar.process.poll() is None:
-        os.kill(contained(sidecar), signal.SIGTERM)
+        with suppress(ValueError, ProcessLookupError):  # it has ended, or not begun; its wrapper is there
+            os.kill(contained(sidecar), signal.SIGTERM)
     sidecar.end()
 
 
 def assert_remembered(rig: Rig, sidecar: RunningSidecar) -> None:
     """Look whether this sidecar has every memory, once each."""
     listed = sidecar.memory(f"/banks/{BANK}/memories/list?limit=100000").json()["items"]
-    assert sorted(item["text"] for item in listed) == sorted(rig.ledger.texts())
+    check_each_is_there_once(rig.ledger.texts(), [item["text"] for item in listed])
 
 
 # Volumes and models ---------------------------------------------------------------------------------------------

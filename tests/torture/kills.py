@@ -1,8 +1,10 @@
 """The kill matrix: SIGKILL of each victim at each moment; what was acknowledged is there, and ready comes by itself."""
 
 import signal
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,15 +17,18 @@ from harness import RunningSidecar, wait_for
 from ledger import store
 from matrix import Case, MissedError, Round
 from rig import GONE_WITHIN, Rig
-from victims import VICTIMS, choose, send
+from victims import VICTIMS, alive, choose, everybody, family, send
 
 GROUP = "kill"
 POINTS = 24  # of the first initialisation, at the least
+_EVERY = 0.03  # seconds between two looks at whether a moment is still on
 ROUNDS = 3  # of each other case
-BULK = "INSERT INTO torture.bulk SELECT i, repeat('x', 200) FROM generate_series(1, {}) AS i"
 STOP_WITHIN = 40.0  # seconds; its own limit is below that
-ENDS = {0, 4, -signal.SIGKILL}  # a stop in order, a hard one, and one of a sidecar that was the victim
+KILLED = -signal.SIGKILL
+ENDS = {0, 4}  # of a stop: in order, and hard
+THERE_WITHIN = 60.0  # seconds for a victim to appear, at a moment that goes on
 OLDER = "0.8.4"
+MIGRATED = "Database migrations completed"  # says hindsight-api of the last one
 
 
 SHORT = {
@@ -53,154 +58,191 @@ class Moment:
 
 
 class Times:
-    """How long an undisturbed first start, start, migration and stop take here, in seconds; each measured once."""
+    """How long an undisturbed first start, start, migration and stop take here, in seconds; each measured once.
+
+    Attributes:
+        warm: whether each is done twice to measure it, as the first time something is read that is in memory later.
+
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, float] = {}
+        self.warm = True
 
-    def of(self, what: str, measure: Callable[[], object]) -> float:
+    def of(self, what: str, measure: Callable[[], float]) -> float:
         """Return it, and measure it where that was not done yet."""
         if what not in self._known:
-            began = time.monotonic()
-            measure()
-            self._known[what] = time.monotonic() - began
+            if self.warm:
+                measure()
+            self._known[what] = measure()
         return self._known[what]
+
+    def reach(self, what: str, place: float, still: Callable[[], bool]) -> None:
+        """Let a part of what was measured pass; where it is over before that, as long as it took is how long it takes.
+
+        Raises:
+            MissedError: it is over; the same place is somewhere else from now on.
+
+        """
+        began = time.monotonic()
+        try:
+            pause(place * self._known[what], still)
+        except MissedError:
+            took = time.monotonic() - began
+            self._known[what] = min(self._known[what], took)
+            raise MissedError(f"the {what} was over after {took:.2f} s", nearer=False) from None
 
 
 TIMES = Times()
 
 
+def runs(rig: Rig) -> bool:
+    """Check that the sidecar has not ended by itself, at a moment that would never be over otherwise."""
+    assert rig.runs, "the sidecar ended by itself"
+    return True
+
+
 def unready(rig: Rig) -> bool:
-    return rig.sidecar.health_status() != 200
+    return runs(rig) and rig.sidecar.health_status() != 200
 
 
 def pause(seconds: float, still: Callable[[], bool]) -> None:
     """Let a part of a moment pass, where the moment itself is what is waited through."""
-    threading.Event().wait(seconds)
-    if not still():
-        raise MissedError
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        threading.Event().wait(min(max(left, 0.0), _EVERY))
+        if not still():
+            raise MissedError
+        if left <= _EVERY:
+            return
 
 
 # Moments --------------------------------------------------------------------------------------------------------
 
 
 def first_initialisation(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
-    def undisturbed() -> None:
+    def undisturbed() -> float:
         rig.new_home()
-        rig.start_ready()
+        return timed(rig.start_ready)
 
-    takes = TIMES.of("first start", undisturbed)
+    TIMES.of("first start", undisturbed)
     rig.new_home()
     rig.start()
-    pause(place * takes, partial(unready, rig))
+    TIMES.reach("first start", place, partial(unready, rig))
     yield partial(unready, rig)
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
 
 
 def start(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
     rig.begin()
-    takes = TIMES.of("start", rig.start_ready)
-    if rig.runs:
+
+    def undisturbed() -> float:
+        took = timed(rig.start_ready)
         rig.stop()
+        return took
+
+    TIMES.of("start", undisturbed)
     rig.start()
-    pause(place * takes, partial(unready, rig))
+    TIMES.reach("start", place, partial(unready, rig))
     yield partial(unready, rig)
 
 
 def recovery(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
     rig.begin()
     rig.start_ready()
-    with rig.connected() as connection:
-        connection.execute("CREATE SCHEMA IF NOT EXISTS torture")
-        connection.execute("CREATE TABLE IF NOT EXISTS torture.bulk (i integer, filling text)")
-        connection.execute("TRUNCATE torture.bulk")
-        connection.execute("CHECKPOINT")
-        connection.execute(BULK.format(1_000_000))
+    with rig.bulk(1_000_000):
         rig.store_some(2)
         crash(rig)
     rig.start()
     rig.wait_said("redo starts")
 
     def still() -> bool:
-        return "redo done" not in rig.new_log()
+        return runs(rig) and "redo done" not in rig.new_log()
 
     pause(place * 0.5, still)
     yield still
 
 
 def crash(rig: Rig) -> None:
-    send(choose("all at once", rig.pid), signal.SIGKILL)
-    assert rig.sidecar.process is not None
-    rig.sidecar.process.wait()
-    wait_for(lambda: not rig.sidecar.postgres_pids(), GONE_WITHIN, "all of it gone")
+    """Kill the sidecar with all that it runs."""
+    members = family(rig.pid)
+    send([process.pid for process in members], signal.SIGKILL)
+    assert rig.sidecar.wait_end() == KILLED, "it ended by itself"
+    wait_for(lambda: not alive(members), GONE_WITHIN, "all of it gone")
 
 
 def schema_migration(rig: Rig, place: float, older: "OlderVolume") -> Iterator[Callable[[], bool]]:
-    def migrated() -> None:
+    def begun() -> None:
         rig.new_home(older.volume)
+        for text in older.texts:
+            rig.ledger.add(text)
         rig.start()
-        wait_for(lambda: revision(rig) not in (None, older.revision), 60, "a schema that is migrated", every=0.02)
+        rig.wait_said("Running upgrade")  # the first of some thirty; before that the old database is copied
 
-    takes = TIMES.of("migration", migrated)
-    rig.new_home(older.volume)
-    for text in older.texts:
-        rig.ledger.add(text)
-    rig.start()
+    def undisturbed() -> float:
+        begun()
+        took = timed(lambda: rig.wait_said(MIGRATED))
+        rig.sidecar.wait_ready()
+        return took
 
     def still() -> bool:
-        return revision(rig) in (None, older.revision)
+        # Not until the schema's revision is another: one of the migrations commits what was done before it.
+        return runs(rig) and MIGRATED not in rig.new_log()
 
-    pause(place * takes, still)
+    TIMES.of("schema migration", undisturbed)
+    begun()
+    TIMES.reach("schema migration", place, still)
     yield still
-
-
-def revision(rig: Rig) -> str | None:
-    """Return the schema's revision, None where nobody says."""
-    try:
-        with rig.connected() as connection:
-            row = connection.execute("SELECT version_num FROM public.alembic_version").fetchone()
-    except psycopg.Error:
-        return None
-    return str(row[0]) if row else None
 
 
 class OlderVolume:
     """A volume with memories of an older version, whose schema the next start migrates."""
 
     def __init__(self, directory: Path, model_dir: Path) -> None:
-        self._sidecar = RunningSidecar(directory, made.api_venv(OLDER), model_dir)
+        self._directory = directory
+        self._model_dir = model_dir
+        self._made: Path | None = None
         self.texts = [f"In the time of {OLDER}, letter {number} was written by hand." for number in range(5)]
-        self.revision = ""
 
     @property
     def volume(self) -> Path:
-        """Return it; made at the first call."""
-        if not self.revision:
-            sidecar = self._sidecar.start_ready()
+        """Return it; made at the first call, and in a place of its own each time that this fails."""
+        if self._made is None:
+            home = Path(tempfile.mkdtemp(dir=self._directory))
+            home.chmod(0o777)
+            sidecar = RunningSidecar(home, made.api_venv(OLDER), self._model_dir)
             try:
+                sidecar.start_ready()
                 assert [store(sidecar, text) for text in self.texts] == [200] * len(self.texts)
-                with psycopg.connect(host=str(sidecar.run_dir), user="postgres", dbname="hindsight") as connection:
-                    [(self.revision,)] = connection.execute("SELECT version_num FROM alembic_version").fetchall()
                 assert sidecar.stop() == 0
             finally:
                 sidecar.end()
-        return self._sidecar.volume
+            self._made = sidecar.volume
+        return self._made
 
 
 def model_load(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
     rig.begin()
 
-    def loaded() -> None:
+    def begun() -> None:
         rig.start()
         wait_for(partial(present, rig, "hindsight-api"), 60, "hindsight-api", every=0.01)
-        rig.sidecar.wait_ready()
 
-    takes = TIMES.of("start of hindsight-api", loaded)
-    if rig.runs:
+    def undisturbed() -> float:
+        begun()
+        took = timed(rig.sidecar.wait_ready)
         rig.stop()
-    rig.start()
-    wait_for(partial(present, rig, "hindsight-api"), 60, "hindsight-api", every=0.01)
-    # It has begun some time after the sidecar, which the measured time has in it.
-    pause(place * takes * 0.7, partial(unready, rig))
+        return took
+
+    TIMES.of("model load", undisturbed)
+    begun()
+    TIMES.reach("model load", place, partial(unready, rig))
     yield partial(unready, rig)
 
 
@@ -209,19 +251,14 @@ def under_load(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
     rig.start_ready()
     with rig.writing() as writer:
         writer.wait_for_more(1 + int(place * 20))
-        yield lambda: True
+        yield partial(runs, rig)
         writer.wait_for_more(2)
 
 
 def checkpoint(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
     rig.begin()
     rig.start_ready()
-    with rig.connected() as connection:
-        connection.execute("CREATE SCHEMA IF NOT EXISTS torture")
-        connection.execute("CREATE TABLE IF NOT EXISTS torture.bulk (i integer, filling text)")
-    with rig.writing(), rig.connected() as connection:
-        connection.execute("TRUNCATE torture.bulk")
-        connection.execute(BULK.format(300_000))
+    with rig.writing(), rig.bulk(300_000) as connection:
         done = threading.Event()
 
         def work() -> None:
@@ -231,27 +268,32 @@ def checkpoint(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
                 return  # it was the victim, or waited for it
             done.set()
 
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=work, daemon=True)
         thread.start()
         try:
             pause(0.005 + place * 0.1, lambda: not done.is_set())
-            yield lambda: not done.is_set()
+            yield lambda: runs(rig) and not done.is_set()
         finally:
-            thread.join()
+            thread.join(STOP_WITHIN)
+            assert not thread.is_alive(), "a checkpoint goes on for ever"
 
 
 def stop(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
     rig.begin()
-    rig.start_ready()
-    takes = TIMES.of("stop", rig.stop)
-    if not rig.runs:
+
+    def undisturbed() -> float:
         rig.start_ready()
+        with rig.writing():
+            took = timed(rig.sidecar.stop)
+        rig.look_at_the_end()
+        return took
+
+    TIMES.of("stop", undisturbed)
+    rig.start_ready()
     with rig.writing():
-        assert rig.sidecar.process is not None
         rig.sidecar.signal(signal.SIGTERM)
-        pause(place * takes, lambda: rig.runs)
+        TIMES.reach("stop", place, lambda: rig.runs)
         yield lambda: rig.runs
-        assert rig.sidecar.process.wait(STOP_WITHIN) in ENDS
 
 
 def backoff(rig: Rig, place: float) -> Iterator[Callable[[], bool]]:
@@ -279,33 +321,42 @@ def kill(rig: Rig, victim: str, moment: Moment, place: float) -> Round:
         still = stack.enter_context(contextmanager(moment.hold)(rig, place))
         pids, sidecar = once_there(victim, rig.pid, still), rig.pid
         successor = SUCCESSORS.get(victim, victim)
-        before = present(rig, successor)
-        if not still():
+        counted, before = rig.restarts(), present(rig, successor)
+        replays = {process.pid for process in everybody() if process.is_startup}
+        if not still() or not send(pids, signal.SIGKILL):
             raise MissedError
-        send(pids, signal.SIGKILL)
         began = time.monotonic()
         if sidecar in pids:
-            assert rig.sidecar.process is not None
-            rig.sidecar.process.wait()
-        if moment.name == STOPPING:
-            stack.close()  # it ends by itself
-        elif sidecar not in pids:
-            # It may still call itself ready, not having seen it yet.
+            code = rig.sidecar.wait_end()
+            if code in ENDS and moment.name == STOPPING:
+                raise MissedError("it had ended when it was killed", nearer=False)
+            assert code == KILLED, f"it ended with {code} before it was killed"
+        elif moment.name == STOPPING:
+            assert rig.sidecar.wait_end(STOP_WITHIN) in ENDS
+            rig.look_at_the_end(None)
+        if sidecar in pids or moment.name == STOPPING:
+            if moment.name == STOPPING:
+                stack.close()  # its writer ends before a new sidecar would answer it
+            outage = rig.started_again(began)
+            assert set(rig.restarts().values()) == {0}, f"a new sidecar counts {rig.restarts()}"
+        else:
             wait_for(lambda: present(rig, successor) - before, GONE_WITHIN * 2, f"a new {successor}", every=0.02)
-        outage = rig.recover(began)
-        if moment.name in COUNTED and sidecar not in pids:
-            check_counters(rig, victim)
+            outage = rig.recovered(began)
+            # Postgres gives up where the one that replays its log is killed.
+            check_counters(rig, victim, counted, 1 if victim == "postmaster" or replays & set(pids) else 0)
     rig.store_some()
     return rig.survived(outage)
 
 
 def once_there(victim: str, sidecar: int, still: Callable[[], bool]) -> list[int]:
     """Return whom to hit; one that is not there yet is waited for, as long as the moment is on."""
+    deadline = time.monotonic() + THERE_WITHIN
     while True:
         try:
             return choose(victim, sidecar)
         except MissedError:
             pause(0.005, still)
+        assert time.monotonic() < deadline, f"no {victim} came within {THERE_WITHIN:g} s"
 
 
 STOPPING = "stop"
@@ -320,15 +371,16 @@ def present(rig: Rig, victim: str) -> set[int]:
         return set()
 
 
-COUNTED = {"ready under load", "checkpoint"}
+def check_counters(rig: Rig, victim: str, before: dict[str, int], postgres: int) -> None:
+    """Look at what `/health` counts: all ends that nobody asked for, and of a backend none.
 
-
-def check_counters(rig: Rig, victim: str) -> None:
-    """Look at what `/health` counts: a backend's end makes Postgres start anew within itself, and is nobody's restart."""
+    Where one is killed, Postgres starts anew within itself, and hindsight-api may end for it, or not.
+    """
+    wait_for(lambda: Counter(rig.restarts()) == rig.ends_told(), 5, "as many restarts in /health as in the log")
     found = rig.restarts()
-    assert found["postgres"] == (1 if victim == "postmaster" else 0), found
-    assert found["hindsight-api"] <= 1, found
-    assert found["hindsight-api"] == 1 or victim != "hindsight-api", found
+    more = {name: count - before.get(name, 0) for name, count in found.items()}
+    assert more["postgres"] == postgres, f"{more} were started again for a {victim}"
+    assert more["hindsight-api"] in ({1} if victim == "hindsight-api" else {0, 1}), more
 
 
 def moments(older: OlderVolume) -> list[Moment]:

@@ -12,24 +12,30 @@ BANK = "ledger"
 LANES = 4
 _PAUSE = 0.05  # seconds before a refused memory's lane goes on
 _PATIENCE = 60.0  # seconds for one call
+_SPARE = 20.0  # seconds more, for a call that is about to end
 
 
 class Ledger:
-    """The texts that were acknowledged, one a line, in a file of its own beside the sidecar's volume."""
+    """The texts that were acknowledged, one a line, in a file of its own beside the sidecar's volume.
+
+    Attributes:
+        path: the file.
+
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._lock = threading.Lock()
         path.touch()
 
     def add(self, text: str) -> None:
         """Note a text that was acknowledged."""
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
     def texts(self) -> list[str]:
         """Return all of them, in the order in which they were acknowledged."""
-        return self._path.read_text(encoding="utf-8").splitlines()
+        return self.path.read_text(encoding="utf-8").splitlines()
 
 
 def store(sidecar: RunningSidecar, text: str) -> int:
@@ -46,7 +52,7 @@ class Writer:
         self._ledger = ledger
         self._name = name
         self._end = threading.Event()
-        self._lanes = [threading.Thread(target=self._run, args=(lane,)) for lane in range(LANES)]
+        self._lanes = [threading.Thread(target=self._run, args=(lane,), daemon=True) for lane in range(LANES)]
         self.acknowledged: list[str] = []
 
     def _run(self, lane: int) -> None:
@@ -74,7 +80,8 @@ class Writer:
         finally:
             self._end.set()
             for lane in self._lanes:
-                lane.join()
+                lane.join(_PATIENCE + _SPARE)
+            assert not any(lane.is_alive() for lane in self._lanes), "a writer waits for its answer for ever"
 
     def wait_for_more(self, count: int) -> None:
         """Wait until that many more are acknowledged."""

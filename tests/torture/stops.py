@@ -14,22 +14,37 @@ from http import HTTPStatus
 import loopback_llm
 import psycopg
 from administrator import archive_of, ask
-from kills import BULK, Moment, OlderVolume, moments
+from kills import Moment, OlderVolume, moments
 from matrix import Case, Round
-from rig import Rig
-from victims import alive, family
+from rig import SHUT_DOWN, Rig
 
 GROUP = "stop"
 BUDGETS = (1, 5, 10, 30)  # seconds
 DEFAULT = 9  # seconds, of a sidecar that is told nothing
 SPARE = 0.7  # seconds beside the budget, of a process to be started, scheduled and waited for
-IN_ORDER = 0
+IN_ORDER, HARD = 0, 4  # exit codes
+SHORTEST = 1  # seconds; too little to write out what may be dirty, so its end may be a hard one
+# A Postgres that is told to stop before it has opened ends in order as well, and its next start goes on with what this one
+# did not come to.
+IN_RECOVERY = SHUT_DOWN | {"shut down in recovery", "in crash recovery"}
+STATES = {
+    "first initialisation": SHUT_DOWN | {"shut down in recovery"},
+    "start": SHUT_DOWN | {"shut down in recovery"},
+    "schema migration": SHUT_DOWN | {"shut down in recovery"},
+    "recovery": IN_RECOVERY,
+}
 SHORT = {(10, "a running restore")}
-While = Callable[[Rig], AbstractContextManager[None]]
+While = Callable[[Rig], AbstractContextManager[None]]  # starts the sidecar, which has its budget already
+
+
+def start(rig: Rig) -> None:
+    rig.start_ready()
+    rig.store_some()
 
 
 @contextmanager
 def open_transaction(rig: Rig) -> Iterator[None]:
+    start(rig)
     connection = psycopg.connect(host=str(rig.sidecar.run_dir), user="postgres", dbname="hindsight")
     try:
         connection.execute("CREATE TABLE never_committed (i integer)")
@@ -40,6 +55,7 @@ def open_transaction(rig: Rig) -> Iterator[None]:
 
 @contextmanager
 def idle_client(rig: Rig) -> Iterator[None]:
+    start(rig)
     with ExitStack() as stack:
         for port in (rig.sidecar.port, rig.sidecar.control_port):
             stack.enter_context(kept_open(port))
@@ -59,12 +75,14 @@ def kept_open(port: int) -> Iterator[None]:
 
 
 def grow(rig: Rig) -> None:
-    """Have a database whose dump and restore take longer than it takes to stop."""
+    """Have a database whose dump and restore take longer than it takes to stop, and nothing of that left to be written."""
     with rig.connected() as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS public.torture_letters (i integer, filling text)")
         if connection.execute("SELECT count(*) FROM public.torture_letters").fetchone() == (0,):
-            connection.execute(BULK.format(400_000).replace("torture.bulk", "public.torture_letters"))
+            rows = "SELECT i, repeat('x', 200) FROM generate_series(1, 400000) AS i"
+            connection.execute(f"INSERT INTO public.torture_letters {rows}")
             connection.execute("ALTER TABLE public.torture_letters OWNER TO hindsight")
+        connection.execute("CHECKPOINT")
 
 
 def until_phase(rig: Rig, phase: str) -> None:
@@ -73,6 +91,7 @@ def until_phase(rig: Rig, phase: str) -> None:
 
 @contextmanager
 def streaming_dump(rig: Rig) -> Iterator[None]:
+    start(rig)
     grow(rig)
     archive_of(rig.sidecar)
     dump = ask(rig.sidecar, "GET", "/v1/dumps").json()["dumps"][0]
@@ -86,18 +105,19 @@ def streaming_dump(rig: Rig) -> Iterator[None]:
             taken.set()
             ended.wait(60)
 
-    thread = threading.Thread(target=slowly)
+    thread = threading.Thread(target=slowly, daemon=True)
     thread.start()
     try:
         assert taken.wait(30), "the dump does not begin to come"
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(60)
 
 
 @contextmanager
 def running_restore(rig: Rig) -> Iterator[None]:
+    start(rig)
     grow(rig)
     content = archive_of(rig.sidecar)
     assert ask(rig.sidecar, "PUT", "/v1/restores", content).status == 202
@@ -111,17 +131,11 @@ def outstanding_call(rig: Rig) -> Iterator[None]:
     body = {"items": [{"content": "Ada sold the boat to Carla in May."}], "async": True}
     with loopback_llm.serving() as llm:
         llm.silent.set()
-        settings = loopback_llm.variables(llm)
-        rig.stop()
-        rig.sidecar.settings |= settings
-        try:
-            rig.start_ready()
+        with rig.having(**loopback_llm.variables(llm)):
+            start(rig)
             assert rig.sidecar.memory("/banks/asking/memories", "POST", body).status == HTTPStatus.OK
             assert llm.asked.wait(30), "the LLM is not asked"
             yield
-        finally:
-            for name in settings:
-                del rig.sidecar.settings[name]
 
 
 WHILE: dict[str, While] = {
@@ -136,19 +150,16 @@ WHILE: dict[str, While] = {
 def stop(rig: Rig, budget: int, condition: While, _: float) -> Round:
     """Stop it with SIGTERM while something goes on."""
     rig.begin()
-    with rig.having(HINDSIGHT_SIDECAR_STOP_GRACE=str(budget)):
-        rig.start_ready()
-        rig.store_some()
-        with condition(rig):
-            end_in_time(rig, budget, lambda: rig.sidecar.signal(signal.SIGTERM))
+    with rig.having(HINDSIGHT_SIDECAR_STOP_GRACE=str(budget)), condition(rig):
+        end_in_time(rig, budget, lambda: rig.sidecar.signal(signal.SIGTERM))
     return whole_again(rig)
 
 
 def stop_at(rig: Rig, moment: Moment, place: float) -> Round:
     """Stop it with SIGTERM at one of the moments at which others are killed."""
     with contextmanager(moment.hold)(rig, place):
-        end_in_time(rig, DEFAULT, lambda: rig.sidecar.signal(signal.SIGTERM))
-        rig.recover(time.monotonic())  # within the moment: a writer of it waits for that
+        end_in_time(rig, DEFAULT, lambda: rig.sidecar.signal(signal.SIGTERM), STATES.get(moment.name, SHUT_DOWN))
+        rig.started_again(time.monotonic())  # within the moment: a writer of it waits for that
     rig.store_some()
     return rig.survived(None)
 
@@ -179,19 +190,16 @@ def stop_from_a_terminal(rig: Rig, _: float) -> Round:
     return whole_again(rig)
 
 
-def end_in_time(rig: Rig, budget: float, ask_it: Callable[[], None]) -> None:
+def end_in_time(rig: Rig, budget: float, ask_it: Callable[[], None], states: frozenset[str] = SHUT_DOWN) -> None:
     """Have it end within its budget, in order, with nothing left of it."""
-    members = family(rig.pid)
     began = time.monotonic()
     ask_it()
     code = rig.sidecar.wait_end(budget + 30)
     took = time.monotonic() - began
     assert took <= budget + SPARE, f"it took {took:.1f} s of {budget} s"
-    assert code == IN_ORDER, f"it ended with {code} after {took:.1f} s of {budget} s"
-    left = alive(members)
-    assert left == [], f"processes outlive the sidecar: {left}"
-    if (rig.sidecar.pgdata / "global/pg_control").exists():
-        assert rig.is_shut_down(), "the cluster was not shut down in order"
+    allowed = {IN_ORDER, HARD} if budget == SHORTEST else {IN_ORDER}
+    assert code in allowed, f"it ended with {code} after {took:.1f} s of {budget} s"
+    rig.look_at_the_end(states if code == IN_ORDER else None)
 
 
 def whole_again(rig: Rig) -> Round:

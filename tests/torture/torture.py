@@ -1,6 +1,7 @@
 """`make torture`: the whole matrix of faults within a budget of time, as one table, and as JSON.
 
-Exits with 1 where anything acknowledged was lost or anything unexpected was seen, and where a case had no round.
+Exits with 1 where anything acknowledged was lost or anything unexpected was seen, where a case had no round, and where the
+budget ended before all rounds were done, but for a budget that somebody asked for.
 """
 
 import argparse
@@ -21,14 +22,16 @@ import kills
 import made
 import spaces
 import stops
+from clearing import Clearing
 from containers import ContainerRig
 from harness import reachable_directory
-from matrix import Case, Row, Subject, faults, run
+from matrix import Case, Row, Subject, faults, run, unfinished
 from rig import Rig
 from table import as_json, markdown
 
 import sidecar
 
+BUDGET = "4h"  # a round takes some 37 s on two cores, and there are 330
 SHORT_BUDGET = 420.0  # seconds
 
 
@@ -73,19 +76,27 @@ def torture(
     only: str = "",
     rounds: int = 0,
     seed: int = 0,
+    keep: Path | None = None,
     say: Callable[[str], None] = print,
     note: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Row]:
-    """Run the cases whose group and name have the text `only`, and return what came of them; `note` is told of it on the way."""
+    """Run the cases whose group and name have the text `only`, and return what came of them; `note` is told of it on the way.
+
+    What failures leave is kept below the directory `keep`, or in a temporary one.
+    """
+    kills.TIMES.warm = not short
+    clearing = Clearing(keep, say)
     with subjects() as (rig, older, boxes):
         chosen = [case for case in matrix(rig, older, boxes) if only in f"{case.group}: {case.name}"]
 
-        def failed(case: Case, why: str) -> None:
+        def failed(case: Case, failure: str, error: Exception) -> str:
             subject: Subject = boxes if case.group == containers.GROUP else rig
-            say(f"FAILED {case.group}: {case.name} {why}\n{subject.evidence()}")
-            subject.new_home()
+            return clearing.after(subject, case, failure, error)
 
-        return run(chosen, budget, random.Random(seed), short=short, most=rounds, failed=failed, say=say, note=note)
+        rows = run(chosen, budget, seed, short=short, most=rounds, failed=failed, say=say, note=note)
+        note(rows)
+        say(f"\n{markdown(rows)}\n")  # before what is left is ended, which can fail as well
+        return rows
 
 
 def seconds(text: str) -> float:
@@ -99,7 +110,7 @@ def main() -> int:
     """Run it from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--budget", type=seconds, default=seconds("3h"), help="time for all of it, such as 90s, 30m or 2h"
+        "--budget", type=seconds, help=f"what fits into a time such as 90s, 30m or 2h; otherwise all, within {BUDGET}"
     )
     parser.add_argument("--short", action="store_true", help="one round each of the cases that `make test` runs")
     parser.add_argument("--only", default="", help="run the cases that have this text in `group: name`")
@@ -110,6 +121,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a file for everything that is known of the run")
     options = parser.parse_args()
     began, clock = datetime.now(UTC), time.monotonic()
+    what_fits = options.budget is not None
 
     def note(rows: list[Row]) -> None:
         # After each round, so that a run that is broken off, after hours, leaves what it has seen.
@@ -119,28 +131,31 @@ def main() -> int:
                 "seconds": round(time.monotonic() - clock, 1),
                 "seed": options.seed,
             }
-            told = as_json(rows, **run_of, faults=faults(rows))
+            told = as_json(rows, **run_of, faults=faults(rows, what_fits=what_fits))
             part = options.json.with_name(f"{options.json.name}.part")
             part.write_text(f"{json.dumps(told, indent=1)}\n", encoding="utf-8")
             part.replace(options.json)
 
     rows = torture(
-        options.budget,
+        options.budget if what_fits else seconds(BUDGET),
         short=options.short,
         only=options.only,
         rounds=options.rounds,
         seed=options.seed,
+        keep=options.json and options.json.with_name(f"{options.json.name}.failures"),
         say=partial(print, flush=True),
         note=note,
     )
-    note(rows)
-    took = time.monotonic() - clock
-    wrong = faults(rows)
-    print(
-        f"\n{markdown(rows)}\n\nseed {options.seed}, {took / 60:.1f} minutes, hindsight-sidecar {sidecar.__version__}"
-    )
+    wrong = faults(rows, what_fits=what_fits)
     for fault in wrong:
-        print(f"\nWRONG: {fault}", file=sys.stderr)
+        print(f"WRONG: {fault}\n", file=sys.stderr)
+    told = [
+        f"seed {options.seed}",
+        f"{(time.monotonic() - clock) / 60:.1f} minutes",
+        f"hindsight-sidecar {sidecar.__version__}",
+        *filter(None, [unfinished(rows)]),
+    ]
+    print(", ".join(told))
     return 1 if wrong else 0
 
 

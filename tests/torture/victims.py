@@ -17,6 +17,8 @@ VICTIMS = ("postmaster", "one backend", "checkpointer", "hindsight-api", "sideca
 
 
 _API = re.compile(r"/bin/hindsight-api( |$)")  # and not what else its interpreter runs
+# And not `postgres --single`, which makes a cluster, nor initdb and others that lie beside it.
+_POSTMASTER = re.compile(r"(\S*/)?postgres -D ")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,14 @@ class Process:
     words: str
 
     @property
-    def is_postgres(self) -> bool:
-        return "postgres" in self.words.split(" ", 1)[0]
+    def looks_like_postmaster(self) -> bool:
+        """Whether it has a postmaster's command line, as a child of one has until it takes its own title."""
+        return _POSTMASTER.match(self.words) is not None
+
+    @property
+    def is_startup(self) -> bool:
+        """Whether it replays Postgres' log."""
+        return self.words.startswith(f"postgres: {CLUSTER}: startup")
 
 
 def _read(pid: int) -> Process | None:
@@ -64,29 +72,38 @@ def choose(victim: str, sidecar: int) -> list[int]:
         MissedError: there is no such process now.
 
     """
-    members = family(sidecar)
-    by_pid = {process.pid: process for process in members}
-    postmasters = [p for p in members if p.is_postgres and p.parent in by_pid and not by_pid[p.parent].is_postgres]
-    children = [p for p in members if p.parent in {one.pid for one in postmasters}]
+    return select(victim, family(sidecar))
+
+
+def select(victim: str, members: list[Process]) -> list[int]:
+    """Choose among a sidecar, which is the first, and all that descend from it."""
+    like_postmasters = [process for process in members if process.looks_like_postmaster]
+    pids = {process.pid for process in like_postmasters}
+    postmasters = [process for process in like_postmasters if process.parent not in pids]
+    children = [process for process in members if process.parent in {one.pid for one in postmasters}]
+    client = f"postgres: {CLUSTER}: {ROLE} "
     found = {
-        "sidecar": [sidecar] if members else [],
+        "sidecar": [process.pid for process in members[:1]],
         "all at once": [process.pid for process in members],
         "postmaster": [process.pid for process in postmasters],
-        "checkpointer": [process.pid for process in children if "checkpointer" in process.words],
+        "checkpointer": [p.pid for p in children if p.words.startswith(f"postgres: {CLUSTER}: checkpointer")],
         # While a log is replayed, the one that replays it is all that works.
-        "one backend": [p.pid for p in children if f"postgres: {CLUSTER}: {ROLE} " in p.words or "startup" in p.words],
-        "hindsight-api": [p.pid for p in members if p.parent == sidecar and _API.search(p.words)],
+        "one backend": [p.pid for p in children if p.words.startswith(client) or p.is_startup],
+        "hindsight-api": [p.pid for p in members[1:] if p.parent == members[0].pid and _API.search(p.words)],
     }[victim]
     if not found:
         raise MissedError(f"no {victim} is there now")
     return found[-1:] if victim == "one backend" else found
 
 
-def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal them all, as nearly at once as can be."""
+def send(pids: Iterable[int], number: signal.Signals) -> int:
+    """Signal them all, as nearly at once as can be; return how many were still there."""
+    hit = 0
     for pid in pids:
         with suppress(ProcessLookupError):  # one that ended with its parent
             os.kill(pid, number)
+            hit += 1
+    return hit
 
 
 def alive(members: Iterable[Process]) -> list[Process]:

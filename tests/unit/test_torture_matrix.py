@@ -1,13 +1,27 @@
 import itertools
 import json
-import random
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix import Case, LostError, MissedError, Round, faults, run
+from matrix import (
+    LIMIT,
+    Case,
+    LostError,
+    MissedError,
+    OverdueError,
+    Round,
+    SlowError,
+    check_each_is_there_once,
+    faults,
+    limited,
+    run,
+    unfinished,
+)
 from table import as_json, markdown
 from torture import matrix, seconds
 
@@ -17,13 +31,15 @@ NAMED = {"hang", "space", "container"}  # groups whose cases the document names 
 Run = Callable[[float], Round]
 
 
-def rows_of(*cases: Case, budget: float = 60.0, short: bool = False, most: int = 0, **more: Any) -> list[Any]:
-    options: dict[str, Any] = {"failed": lambda *_: None, "say": lambda _: None, "note": lambda _: None} | more
-    return run(cases, budget, random.Random(1), short=short, most=most, **options)
+def rows_of(
+    *cases: Case, budget: float = 60.0, seed: int = 1, short: bool = False, most: int = 0, **more: Any
+) -> list[Any]:
+    options: dict[str, Any] = {"failed": lambda *_: "", "say": lambda _: None, "note": lambda _: None} | more
+    return run(cases, budget, seed, short=short, most=most, **options)
 
 
 def survives(_: float) -> Round:
-    return Round(5, 1.5)
+    return Round(5, 1.5, 0.02)
 
 
 def raising(error: Exception) -> Run:
@@ -59,6 +75,20 @@ def test_the_rounds_of_a_case_are_spread_over_its_moment() -> None:
     assert all(0 <= place < 1 for place in places)
 
 
+def test_a_seed_makes_the_same_places_whichever_cases_are_chosen() -> None:
+    def places(*names: str) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {name: [] for name in names}
+
+        def noting(name: str) -> Run:
+            return lambda place: found[name].append(place) or Round(0)  # type: ignore[func-returns-value]
+
+        rows_of(*(Case("g", name, noting(name), 3) for name in names), seed=7)
+        return found
+
+    both = places("a", "b")
+    assert places("b")["b"] == both["b"] != both["a"]
+
+
 def test_the_short_form_is_one_round_of_its_cases() -> None:
     rows = rows_of(Case("g", "a", survives, 3, short=True), Case("g", "b", survives, 3), short=True)
     assert [(row.case.name, row.rounds) for row in rows] == [("a", 1)]
@@ -84,6 +114,18 @@ def test_a_budget_that_ends_too_early_is_a_fault() -> None:
     rows = rows_of(Case("g", "a", slow, 2), Case("g", "b", survives), budget=0.01)
     assert [row.rounds for row in rows] == [1, 0]
     assert faults(rows) == ["the budget ended before 1 of 2 cases had a round: b"]
+    assert faults(rows, what_fits=True) == faults(rows)
+
+
+def test_rounds_that_were_not_done_are_a_fault_but_for_who_asked_for_what_fits() -> None:
+    def slow(_: float) -> Round:
+        time.sleep(0.02)
+        return Round(0)
+
+    rows = rows_of(Case("g", "a", slow, 3), budget=0.01)
+    assert (unfinished(rows), faults(rows, what_fits=True)) == ("the budget ended after 1 of 3 rounds", [])
+    assert faults(rows) == [unfinished(rows)]
+    assert unfinished(rows_of(Case("g", "a", survives, 3), most=1)) is None
 
 
 def test_a_run_that_tested_nothing_is_a_fault() -> None:
@@ -97,14 +139,53 @@ def test_a_run_that_tested_nothing_is_a_fault() -> None:
 def test_a_failure_is_told_and_the_others_go_on(error: Exception, lost: int) -> None:
     told: list[tuple[str, str]] = []
     rows = rows_of(
-        Case("g", "bad", raising(error), 2), Case("g", "good", survives), failed=lambda case, why: told.append((case.name, why))
-    )  # fmt: skip
+        Case("g", "bad", raising(error), 2),
+        Case("g", "good", survives),
+        failed=lambda case, why, _: told.append((case.name, why)) or "kept there",
+    )
     bad, good = rows
     assert (bad.rounds, bad.survived, bad.lost) == (2, 0, 2 * lost)
     assert (good.rounds, good.survived, good.acknowledged, good.longest_outage) == (1, 1, 5, 1.5)
     assert [name for name, _ in told] == ["bad", "bad"]
     assert len(faults(rows)) == 2
     assert str(error) in faults(rows)[0]
+    assert "kept there" in faults(rows)[0]
+
+
+def test_a_failure_while_clearing_up_is_told_and_the_others_go_on() -> None:
+    rows = rows_of(
+        Case("g", "bad", raising(ValueError("first"))),
+        Case("g", "good", survives),
+        failed=lambda *_: raising(OSError("second"))(0),
+    )
+    assert [row.survived for row in rows] == [0, 1]
+    assert all(text in faults(rows)[0] for text in ("first", "second"))
+
+
+def test_a_round_that_does_not_end_is_a_failure_and_whoever_had_the_alarm_set_has_it_again() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+    left = signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        with pytest.raises(OverdueError), limited(0.05):
+            threading.Event().wait(30)
+        with limited(LIMIT):
+            pass
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] < 100
+        signal.raise_signal(signal.SIGALRM)
+        assert heard == [1]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)
+
+
+def test_what_is_lost_and_what_is_there_twice() -> None:
+    check_each_is_there_once(["a", "b"], ["b", "a", "never acknowledged"])
+    with pytest.raises(LostError) as lost:
+        check_each_is_there_once(["a", "b", "c"], ["b", "b"])
+    assert lost.value.count == 2
+    with pytest.raises(AssertionError, match="twice"):
+        check_each_is_there_once(["a"], ["a", "a"])
 
 
 def test_a_missed_moment_is_tried_nearer_to_its_beginning() -> None:
@@ -119,6 +200,35 @@ def test_a_missed_moment_is_tried_nearer_to_its_beginning() -> None:
     [row] = rows_of(Case("g", "a", early_only, 1))
     assert row.survived == 1 or len(places) == 3
     assert places == [places[0] / 2**number for number in range(len(places))]
+    assert (len(row.again), row.place) == (len(places) - 1, places[-1])
+
+
+def test_a_moment_that_was_measured_anew_is_tried_at_the_same_place_once() -> None:
+    places: list[float] = []
+
+    def never(place: float) -> Round:
+        places.append(place)
+        raise MissedError("over", nearer=False)
+
+    [row] = rows_of(Case("g", "a", never))
+    assert places == [places[0], places[0], places[0] / 2]
+    assert f"at {places[-1]:.3f}: " in row.failures[0]
+
+
+def test_what_took_too_long_once_is_done_again_and_twice_is_a_failure() -> None:
+    said: list[str] = []
+    outcomes = iter([SlowError("told after 3.2 s"), None, SlowError("told after 3.3 s"), SlowError("told after 3.4 s")])
+
+    def told(_: float) -> Round:
+        if (error := next(outcomes)) is not None:
+            raise error
+        return Round(1)
+
+    [row] = rows_of(Case("g", "a", told, 2), say=said.append)
+    assert (row.rounds, row.survived) == (2, 1)
+    assert [text.partition(": ")[2] for text in row.again] == ["told after 3.2 s", "told after 3.3 s"]
+    assert "told after 3.4 s" in row.failures[0]
+    assert "1 again" in said[0]
 
 
 def test_a_moment_that_is_always_missed_is_a_fault() -> None:
@@ -139,6 +249,7 @@ def test_the_table_and_the_json_have_every_row_and_a_sum() -> None:
     found = json.loads(json.dumps(as_json(rows, seed=7)))
     assert found["seed"] == 7
     assert [(case["case"], case["rounds"]) for case in found["cases"]] == [("a", 2), ("b", 1)]
+    assert [(case["again"], case["slowest_answer"]) for case in found["cases"]] == [([], 0.02), ([], None)]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400)])
