@@ -158,11 +158,10 @@ setup-ci: ## The same on a plain machine, with what some tests and lint use, an 
 # What moving memories costs, beside PostgreSQL's own programs (docs/migration-figures.md). JSON=file has all of it.
 UNITS ?= 100000
 BANKS ?= 20
-ROUNDS ?= 3
 .PHONY: bench-migrate
 bench-migrate: dev-env api-env stand-in ## Measure dumps and restores beside pg_dump and pg_restore (UNITS, BANKS, ROUNDS, JSON=file)
 	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' PYTHONPATH=.:tests/integration:tests/bench '$(DEV)/bin/python' -P tests/bench/migrate.py \
-	    --units '$(UNITS)' --banks '$(BANKS)' --rounds '$(ROUNDS)' $(if $(JSON),--json '$(JSON)')
+	    --units '$(UNITS)' --banks '$(BANKS)' --rounds '$(or $(ROUNDS),3)' $(if $(JSON),--json '$(JSON)')
 
 # Every fault at every moment, and what of the acknowledged memories is there afterwards (docs/reliability.md).
 BUDGET ?=

@@ -34,11 +34,8 @@ MIGRATED = "Database migrations completed"  # says hindsight-api of the last one
 SHORT = {
     ("all at once", "first initialisation"),
     ("postmaster", "recovery"),
-    ("sidecar", "schema migration"),
-    ("postmaster", "ready under load"),
     ("hindsight-api", "ready under load"),
     ("sidecar", "ready under load"),
-    ("checkpointer", "stop"),
 }
 
 

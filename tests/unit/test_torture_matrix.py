@@ -1,6 +1,9 @@
 import itertools
 import json
+import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +62,20 @@ def test_each_case_has_its_first_round_before_any_has_a_second() -> None:
     assert order == ["a", "b", "c", "a", "c", "a"]
     assert [(row.rounds, row.survived) for row in rows] == [(3, 3), (1, 1), (2, 2)]
     assert faults(rows) == []
+
+
+def test_make_leaves_nothing_of_it_out_by_itself() -> None:
+    root = DOCUMENT.parents[1]
+    told = subprocess.run(
+        ["/usr/bin/make", "-n", "torture"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    [command] = re.findall(r"tests/torture/torture\.py((?:.*\\\n)*.*)", told.stdout)
+    assert not re.search(r"--\w+", command), command
 
 
 def test_the_rounds_of_a_case_are_spread_over_its_moment() -> None:
