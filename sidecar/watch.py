@@ -97,7 +97,9 @@ class PostgresWatch(Watch):
         if _REINITIALIZED in line:
             self.reinitialized += 1
             self.recovery = self._measuring = None
-        # Whatever was seen last: a server whose backend was killed recovers before the next look at it.
+        if self.server is Server.DOWN:
+            return
+        # Whatever was seen last of it: a server whose backend was killed recovers before the next look.
         recovery = self.recovery or Recovery.begun(line)
         if recovery is not None and recovery.hear(line):
             self.recovery = recovery

@@ -59,4 +59,4 @@ def test_a_recovery_is_told_by_postgres_own_lines(tmp_path: Path) -> None:
     assert it.watch.fault == "Postgres replays its log"
     it.watch.server = Server.UP
     it.watch.hear(line)
-    assert it.watch.server is Server.UP
+    assert it.watch.server is Server.RECOVERING, "it began again before anybody looked"
