@@ -369,8 +369,8 @@ class Rig:
         """Copy the log and the ledger, or, once nothing runs in it, the whole home."""
         if whole:
             self.end()
-        kept = [self.sidecar.home] if whole else [self.sidecar.log_path, self.ledger.path]
-        subprocess.run(["/bin/cp", "-a", *(path for path in kept if path.exists()), directory], check=True)
+        for path in [self.sidecar.home] if whole else [self.sidecar.log_path, self.ledger.path]:
+            subprocess.run(["/bin/cp", "-a", path, directory], check=True)
 
 
 # What hindsight-api says of every call.
