@@ -16,6 +16,7 @@ from sidecar.faultless import Faultless
 from sidecar.settings import Address, Settings
 
 _BACKLOG = 1024  # connections that wait to be taken up; Linux has 4096 at the most
+_GONE_PATIENCE = 0.5  # seconds for a call to end whose client is gone
 _ACCEPTS = 64  # connections taken up at once
 _TAKEN_PATIENCE = 3.0  # seconds
 _TAKEN_PAUSE = 0.05
@@ -138,8 +139,8 @@ class Server:
 
     """
 
-    def __init__(self, app: App, listener: socket.socket, *, grace: float, connections: int | None = None) -> None:
-        """Begin to serve, at most so many connections; what is under way at the end gets `grace` seconds."""
+    def __init__(self, app: App, listener: socket.socket, *, connections: int | None = None) -> None:
+        """Begin to serve, at most so many connections."""
         import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
 
         from sidecar.connection import HEADERS_MAX, Connection, connections_allowed  # noqa: PLC0415 - the same
@@ -160,7 +161,6 @@ class Server:
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(grace)),
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _no_signal_handlers  # type: ignore[method-assign]
@@ -180,7 +180,13 @@ class Server:
         while not self._server.started and not self.serving.done():  # noqa: ASYNC110 - uvicorn has a flag, no event
             await asyncio.sleep(0)
 
-    async def end(self) -> None:
-        """Let what is under way end, and close."""
+    async def end(self, grace: float) -> None:
+        """Close; what is under way gets `grace` seconds. Then its client is gone for it, as if that had left."""
         self._server.should_exit = True
-        await asyncio.wait({self.serving})
+        await asyncio.wait({self.serving}, timeout=grace)
+        if not self.serving.done():
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            await asyncio.wait({self.serving}, timeout=_GONE_PATIENCE)
+            self._server.force_exit = True
+            await asyncio.wait({self.serving})

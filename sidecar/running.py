@@ -29,7 +29,8 @@ from sidecar.welcome import text as welcome_text
 if TYPE_CHECKING:
     from sidecar.supervisor import Supervisor
 
-_SERVER_GRACE = 1.0  # seconds that open connections get once the children are gone
+_SERVER_GRACE = 1.0  # seconds that open connections get once the children are gone, where the budget has them left
+_RESERVE = 0.5  # seconds of the budget for what comes after those
 
 
 def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) -> None:
@@ -77,6 +78,7 @@ class Sidecar:
         self._wants_welcome = welcome
         self._supervisor: Supervisor | None = None
         self._stop_asked: str | None = None
+        self._grace = _SERVER_GRACE
 
     def request_stop(self, why: str) -> None:
         """Ask for the end."""
@@ -145,7 +147,7 @@ class Sidecar:
         if listeners.metrics is not None and settings.metrics_listen is not None:
             hosts = AllowedHosts(settings.metrics_listen, settings.allowed_hosts)
             served.append((Marked(metrics_app(self._metrics), SCRAPER, hosts), listeners.metrics))
-        return [Server(app, listener, grace=_SERVER_GRACE) for app, listener in served]
+        return [Server(app, listener) for app, listener in served]
 
     async def run(self) -> int:
         """Run until the end; return the exit code."""
@@ -169,7 +171,7 @@ class Sidecar:
             self._log.exception("unexpected fault")
             return leave(EXIT_FAULT, "an unexpected fault; the log has the trace")
         finally:
-            await asyncio.gather(*(server.end() for server in servers))
+            await asyncio.gather(*(server.end(self._grace) for server in servers))
 
     async def _supervise(self, supervisor: "Supervisor", servers: list[asyncio.Task[None]]) -> int:
         supervising = asyncio.create_task(supervisor.run())
@@ -178,6 +180,7 @@ class Sidecar:
         if not supervising.done():
             self.request_stop("a server of ours ended")
         stop = await supervising
+        self._grace = min(max(self._settings.stop_grace - stop.seconds - _RESERVE, 0.0), _SERVER_GRACE)
         self._log.info("stopped", clean=stop.clean, seconds=round(stop.seconds, 2))
         if not stop.clean:
             return leave(

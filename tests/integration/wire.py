@@ -306,10 +306,10 @@ async def _serving(api_port: int, key: str) -> AsyncIterator[RecordedGateway]:
         tenant.key = SecretStr(key)
         gateway = Gateway(settings, status, tenant, lambda _: None)
         listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", 0))
-        server = Server(gateway, listener, grace=1)
+        server = Server(gateway, listener)
         try:
             await server.listening()
             yield RecordedGateway(listener.getsockname()[1], tee)
         finally:
-            await server.end()
+            await server.end(1.0)
             listener.close()

@@ -82,14 +82,14 @@ class Rig:
 async def rig(connections: int | None = None) -> AsyncIterator[Rig]:
     listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", 0))
     made = Rig(listener.getsockname()[1])
-    server = Server(made.app, listener, grace=1, connections=connections)
+    server = Server(made.app, listener, connections=connections)
     try:
         await server.listening()
         yield made
     finally:
         made.answers.set()
         await made.end()
-        await server.end()
+        await server.end(1.0)
         listener.close()
 
 

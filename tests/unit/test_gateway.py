@@ -168,12 +168,12 @@ async def rig(*, with_upstream: bool = True, environ: Mapping[str, str] = THEIRS
         postgres={"state": "up"},
         upstream_version={"api_version": "1.1.0", "features": {"mcp": True}},
     )
-    serving = Server(served, listener, grace=1.0)
+    serving = Server(served, listener)
     server = await asyncio.start_server(made.upstream, *upstream_address) if with_upstream else None
     try:
         yield made
     finally:
-        await serving.end()
+        await serving.end(1.0)
         if server is not None:
             server.close()
             await server.wait_closed()

@@ -3,11 +3,13 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from sidecar import connection, listeners
+from sidecar.asgi import Receive, Send
 from sidecar.errors import SettingsError
 from sidecar.listeners import Listeners, bind_tcp, bind_unix, lock_run_dir
 from sidecar.settings import Address, Settings
@@ -146,7 +148,7 @@ def test_a_connection_that_sends_half_a_header_is_closed(monkeypatch: pytest.Mon
 
     async def work() -> bytes:
         listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", _free()))
-        server = listeners.Server(nobody, listener, grace=1)
+        server = listeners.Server(nobody, listener)
         await server.listening()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"GET / HTTP/1.1\r\nHost: local")
@@ -155,20 +157,58 @@ def test_a_connection_that_sends_half_a_header_is_closed(monkeypatch: pytest.Mon
                 return await reader.read()
         finally:
             writer.close()
-            await server.end()
+            await server.end(1.0)
 
     assert asyncio.run(work()) == b""
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_an_answer_that_nobody_takes_holds_no_end_up(stuck: bool, caplog: pytest.LogCaptureFixture) -> None:  # noqa: FBT001
+    ended: list[str] = []
+    answering = asyncio.Event()
+
+    async def endless(_scope: object, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def stream() -> None:
+            while True:
+                await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+                answering.set()
+
+        streaming = asyncio.ensure_future(stream())
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        streaming.cancel()
+        await asyncio.wait({streaming})
+        ended.append("the client is gone")
+        if stuck:
+            await asyncio.Event().wait()
+
+    async def work() -> float:
+        listener = bind_tcp("X", Address("127.0.0.1", _free()))
+        server = listeners.Server(endless, listener)
+        await server.listening()
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await answering.wait()
+            began = time.monotonic()
+            await server.end(0.1)
+            return time.monotonic() - began
+
+    assert asyncio.run(work()) < 1.5
+    assert ended == ["the client is gone"]
+    assert stuck or [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_burst_of_connections_waits_for_nobodys_second_try() -> None:
     async def work() -> None:
         listener = bind_tcp("X", Address("127.0.0.1", _free()))
-        server = listeners.Server(nobody, listener, grace=1, connections=8)
+        server = listeners.Server(nobody, listener, connections=8)
         await server.listening()
         with contextlib.ExitStack() as stack:
             for _ in range(300):  # none is taken up meanwhile, as this has the event loop
                 stack.enter_context(socket.create_connection(listener.getsockname(), timeout=0.5))
-        await server.end()
+        await server.end(1.0)
 
     asyncio.run(work())
 
