@@ -15,7 +15,6 @@ from postgres_server import UNPRIVILEGED
 from rig import Rig
 
 GROUP = "hang"
-ROUNDS = 2
 HUNG_AFTER = 5.0  # seconds, the shortest that can be set
 BEYOND = (
     TOLD_WITHIN + HUNG_AFTER + 2
@@ -206,7 +205,7 @@ def cases(rig: Rig) -> list[Case]:
     """Return all of them."""
 
     def case(name: str, subject: str, hang: Hang, lasts: float) -> Case:
-        return Case(GROUP, name, partial(goes_on, rig, subject, hang, lasts), ROUNDS, short=name in SHORT)
+        return Case(GROUP, name, partial(goes_on, rig, subject, hang, lasts), short=name in SHORT)
 
     return [
         case("the postmaster", "postgres", postmaster, BEYOND),
@@ -215,7 +214,7 @@ def cases(rig: Rig) -> list[Case]:
         case("one backend in the middle of a write", "postgres", writing_backend, BEYOND),
         case("the checkpointer", "postgres", checkpointer, TOLD_WITHIN),
         case("hindsight-api, and it goes on", "hindsight-api", hindsight_api, TOLD_WITHIN),
-        Case(GROUP, "hindsight-api, beyond its limit", partial(replaced, rig), ROUNDS),
-        Case(GROUP, "the volume, ready under load", partial(volume, rig), ROUNDS),
-        Case(GROUP, "the volume, a stop and a start", partial(volume_at_both_ends, rig), ROUNDS),
+        Case(GROUP, "hindsight-api, beyond its limit", partial(replaced, rig)),
+        Case(GROUP, "the volume, ready under load", partial(volume, rig)),
+        Case(GROUP, "the volume, a stop and a start", partial(volume_at_both_ends, rig)),
     ]

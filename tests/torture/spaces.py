@@ -23,7 +23,6 @@ from rig import Rig
 from victims import choose, family
 
 GROUP = "space"
-ROUNDS = 2
 SIZE = 256  # MiB
 FRESH = 45  # MiB, less than what a first start takes
 TOO_SMALL = 64  # MiB, enough for a start
@@ -412,6 +411,6 @@ RUNS: dict[str, Callable[[Rig, float], Round]] = {
 def cases(rig: Rig) -> list[Case]:
     """Return all of them."""
     return [
-        *(Case(GROUP, name, partial(run, rig), ROUNDS, short=name in SHORT) for name, run in RUNS.items()),
-        *(Case(GROUP, name, partial(when_ready, rig, fault), ROUNDS) for name, fault in FAULTS.items()),
+        *(Case(GROUP, name, partial(run, rig), short=name in SHORT) for name, run in RUNS.items()),
+        *(Case(GROUP, name, partial(when_ready, rig, fault)) for name, fault in FAULTS.items()),
     ]

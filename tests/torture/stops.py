@@ -221,7 +221,7 @@ def cases(rig: Rig, older: OlderVolume) -> list[Case]:
             for budget in BUDGETS
             for name, condition in WHILE.items()
         ),
-        *(Case(GROUP, f"SIGTERM, {moment.name}", partial(stop_at, rig, moment), 3) for moment in moments(older)),
-        Case(GROUP, "SIGTERM twice", partial(stop_twice, rig), 3),
+        *(Case(GROUP, f"SIGTERM, {moment.name}", partial(stop_at, rig, moment)) for moment in moments(older)),
+        Case(GROUP, "SIGTERM twice", partial(stop_twice, rig)),
         Case(GROUP, "SIGINT from a terminal", partial(stop_from_a_terminal, rig)),
     ]

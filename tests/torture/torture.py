@@ -31,7 +31,7 @@ from table import as_json, markdown
 
 import sidecar
 
-BUDGET = "4h"  # a round takes some 37 s on two cores, and there are 330
+BUDGET = "3h"  # a round takes some half a minute on two cores, and there are 285
 SHORT_BUDGET = 420.0  # seconds
 
 
