@@ -27,6 +27,7 @@ from sidecar import (
     source_url,
     staging,
     swapping,
+    upstream,
     volume,
 )
 from sidecar.adoption import Adoption
@@ -378,7 +379,7 @@ class Administration:
             adoption.sweep(self._settings.pgdata, self._log.warning)
             found = sorted(dumps.iterdir()) if dumps.is_dir() else []
             left = [path for path in found if path.name.startswith((dumping.PARTIAL, INCOMING))]
-            for path in [*left, *scratch.glob(f"{staging.STAGING}*")]:
+            for path in [*left, *scratch.glob(f"{staging.STAGING}*"), *scratch.glob(f"{upstream.STORED}*")]:
                 freezing.warn_of_frozen(path, self._log.warning)
                 self._log.warning("removing what was not finished", path=str(path))
                 _remove(path)

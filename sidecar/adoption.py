@@ -43,8 +43,8 @@ class Adoption:
         await to_its_end(off_loop(_remove_work, pgdata))  # what an earlier one could not remove
         socket_dir = self.restoring.settings.side_directory
         socket_dir.mkdir(mode=0o700, exist_ok=True)
-        copy = parts.side_server(_beside(pgdata, "copy"), socket_dir, foreign.major)
-        new = parts.side_server(_beside(pgdata, "new"), socket_dir, None)
+        copy = await off_loop(parts.side_server, _beside(pgdata, "copy"), socket_dir, foreign.major)
+        new = await off_loop(parts.side_server, _beside(pgdata, "new"), socket_dir, None)
         try:
             fetched = await foreign_cluster.fetch(foreign, copy, _beside(pgdata, "dump"), wanted, operation)
             await to_its_end(off_loop(shutil.rmtree, copy.pgdata))

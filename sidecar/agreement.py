@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from psycopg import sql
 
-from sidecar.database import READABLE, Connection
+from sidecar.database import OURS, Connection
 
 SAMPLE = 10  # memories of each database
 # hindsight-api adds dates and entities to a text before it embeds it, so agreement is not identity: the same model gives
@@ -97,7 +97,7 @@ async def _sampled_schemas(connection: Connection) -> list[str]:
         "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "  # noqa: S608 - a constant
         "JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped JOIN pg_type t ON t.oid = a.atttypid "
         "JOIN unnest(%s::text[], %s::text[]) AS wanted (column_name, type_name) ON a.attname = column_name AND t.typname = type_name "
-        f"WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND {READABLE} GROUP BY 1 HAVING count(*) = %s ORDER BY 1",
+        f"WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND {OURS} GROUP BY 1 HAVING count(*) = %s ORDER BY 1",
         (list(_COLUMNS), list(_COLUMNS.values()), len(_COLUMNS)),
     )
     return [str(row["schema"]) for row in await cursor.fetchall()]

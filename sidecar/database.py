@@ -21,8 +21,10 @@ _EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
 _COPY = "upgrade-copy"  # name of a fact
 _EMBEDDER = "embedder"  # of another
 _CONNECT_TIMEOUT = 5  # seconds
-# What an operator keeps beside the memories, such as a copy in a schema of their own, is not hindsight-api's.
-READABLE = "has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
+# What an operator keeps beside the memories, such as a copy in a schema of their own, is not hindsight-api's. Its own
+# that it may not read is: that is a fault, and is told as one.
+_OWN = "pg_has_role(c.relowner, 'USAGE')"
+OURS = f"(n.nspname = 'public' OR {_OWN} OR (has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')))"
 LOCK_TIMEOUT = 5.0  # seconds; a check that waits for somebody's lock says so rather than nothing
 
 Connection = psycopg.AsyncConnection[dict[str, object]]
@@ -51,7 +53,7 @@ async def connect(
 
 
 async def memory_schemas(connection: Connection) -> dict[str, int]:
-    """Return the schemas that hold memories which this connection may read, one a tenant.
+    """Return the schemas that hold memories of this connection's role, one a tenant, and what others let it read.
 
     Each has the dimension of its embeddings (-1: not fixed).
     """
@@ -60,7 +62,7 @@ async def memory_schemas(connection: Connection) -> dict[str, int]:
         "JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' AND NOT a.attisdropped "
         "WHERE c.relname = 'memory_units' AND c.relkind = 'r' AND c.relpersistence <> 't' "
-        f"AND {READABLE} ORDER BY n.nspname"
+        f"AND {OURS} ORDER BY n.nspname"
     )
     return {str(row["schema"]): int(str(row["dimension"])) for row in await rows.fetchall()}
 
@@ -68,8 +70,8 @@ async def memory_schemas(connection: Connection) -> dict[str, int]:
 async def touch_memories(connection: Connection, schemas: Collection[str]) -> None:
     """Take and give back the lock that every memory call needs; with a lock timeout, it tells where nobody can have it."""
     for schema in schemas:
-        # Dropped, or taken from us, since it was listed: the next look lists what is there.
-        with contextlib.suppress(errors.UndefinedTable, errors.InvalidSchemaName, errors.InsufficientPrivilege):
+        # Dropped since it was listed: the next look lists what is there.
+        with contextlib.suppress(errors.UndefinedTable, errors.InvalidSchemaName):
             await connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.Identifier(schema, "memory_units")))
 
 
@@ -103,10 +105,10 @@ async def holder_of_memories(connection: Connection) -> int | None:
 
 
 async def alembic_revisions(connection: Connection) -> dict[str, list[str]]:
-    """Return the schema revisions of every schema that has any which this connection may read."""
+    """Return the schema revisions of every schema of this connection's role, and of those that others let it read."""
     rows = await connection.execute(
         "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "  # noqa: S608 - a constant
-        f"WHERE c.relname = 'alembic_version' AND c.relkind = 'r' AND {READABLE} ORDER BY n.nspname"
+        f"WHERE c.relname = 'alembic_version' AND c.relkind = 'r' AND {OURS} ORDER BY n.nspname"
     )
     found = {}
     for row in await rows.fetchall():
@@ -326,8 +328,8 @@ async def record_first_ready(socket_dir: Path, versions: dict[str, str | None]) 
 async def sweep_traces(connection: Connection, bank: str) -> int:
     """Delete what hindsight-api's tracing kept of one of our own banks; return how many rows that were."""
     cursor = await connection.execute(
-        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.relname = 'llm_requests' AND c.relkind IN ('r', 'p')"
+        "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "  # noqa: S608 - a constant
+        f"WHERE c.relname = 'llm_requests' AND c.relkind IN ('r', 'p') AND {_OWN}"
     )
     deleted = 0
     for row in await cursor.fetchall():

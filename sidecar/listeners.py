@@ -16,7 +16,7 @@ from sidecar.faultless import Faultless
 from sidecar.settings import Address, Settings
 
 _BACKLOG = 1024  # connections that wait to be taken up; Linux has 4096 at the most
-_GONE_PATIENCE = 0.5  # seconds for a call to end whose client is gone
+_GONE_PATIENCE = 0.3  # seconds for a call to end whose client is gone
 _ACCEPTS = 64  # connections taken up at once
 _TAKEN_PATIENCE = 3.0  # seconds
 _TAKEN_PAUSE = 0.05
@@ -181,12 +181,16 @@ class Server:
             await asyncio.sleep(0)
 
     async def end(self, grace: float) -> None:
-        """Close; what is under way gets `grace` seconds. Then its client is gone for it, as if that had left."""
+        """Close; what is under way gets `grace` seconds. Then its client is gone for it, as if that had left.
+
+        What does not end then either, such as one that waits for a disk, is left behind.
+        """
         self._server.should_exit = True
         await asyncio.wait({self.serving}, timeout=grace)
-        if not self.serving.done():
+        for _ in range(2):  # some may come until it closes its sockets
+            if self.serving.done():
+                return
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
             await asyncio.wait({self.serving}, timeout=_GONE_PATIENCE)
             self._server.force_exit = True
-            await asyncio.wait({self.serving})

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,8 @@ def _run(program: Path, option: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise TransientError(f"{program} {option} did not answer within {_PATIENCE:g} s") from error
     except subprocess.CalledProcessError as error:
-        if error.returncode < 0:
-            raise TransientError(f"{program} {option} was ended by signal {-error.returncode}") from error
+        if error.returncode == -signal.SIGKILL:  # by somebody, or for want of memory; other signals are its own fault
+            raise TransientError(f"{program} {option} was killed") from error
         raise
     return done.stdout.strip()
 
@@ -104,16 +105,27 @@ def embedded_bindir() -> Path | None:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
-def _installed(debian: Path) -> list[Binaries]:
+def _raise_any(passing: list[TransientError]) -> None:
+    if passing:
+        raise passing[0]
+
+
+def _installed(debian: Path, passing: list[TransientError]) -> list[Binaries]:
     """List the machine's own installations, newest first."""
-    found = [_inspect_any(bindir) for bindir in debian.glob("*/bin") if (bindir / "postgres").exists()]
+    found = [_inspect_any(bindir, passing) for bindir in debian.glob("*/bin") if (bindir / "postgres").exists()]
     return sorted(found, key=lambda binaries: binaries.major, reverse=True)
 
 
-def _inspect_any(bindir: Path) -> Binaries:
-    """Inspect an installation that nobody asked for by name: one that is broken must not hide the others."""
+def _inspect_any(bindir: Path, passing: list[TransientError]) -> Binaries:
+    """Inspect an installation that nobody asked for by name: one that is broken must not hide the others.
+
+    What may pass is noted: it matters where no other can be used.
+    """
     try:
         return inspect(bindir)
+    except TransientError as error:
+        passing.append(error)
+        return Binaries(bindir, 0, f"unknown ({error})", None)
     except (OSError, subprocess.SubprocessError) as error:
         return Binaries(bindir, 0, f"unknown ({error})", None)
 
@@ -127,6 +139,7 @@ def choose(configured: Path | None, cluster_major: int | None, debian: Path = DE
         TransientError: one was killed as it was asked for its version, or is slow to answer.
 
     """
+    passing: list[TransientError] = []
     if configured is not None:
         try:
             chosen = inspect(configured)
@@ -139,11 +152,12 @@ def choose(configured: Path | None, cluster_major: int | None, debian: Path = DE
         candidates = [chosen]
     else:
         embedded = embedded_bindir()
-        candidates = [*_installed(debian), *([_inspect_any(embedded)] if embedded else [])]
+        candidates = [*_installed(debian, passing), *([_inspect_any(embedded, passing)] if embedded else [])]
     usable = [binaries for binaries in candidates if binaries.fault is None]
     if cluster_major is not None:
         usable_majors = [binaries for binaries in usable if binaries.major == cluster_major]
         if not usable_majors:
+            _raise_any(passing)
             have = ", ".join(f"{binaries.version} in {binaries.bindir}" for binaries in usable) or "none"
             raise BlockedError(
                 Reason.WRONG_MAJOR,
@@ -153,6 +167,7 @@ def choose(configured: Path | None, cluster_major: int | None, debian: Path = DE
             )
         return usable_majors[0]
     if not usable:
+        _raise_any(passing)
         seen = "; ".join(binaries.fault or "" for binaries in candidates) or "there is none"
         raise SettingsError(
             f"no usable PostgreSQL: {seen}; install postgresql-18 and postgresql-18-pgvector, "

@@ -109,7 +109,13 @@ class Recognition:
                 found = await agreement.compare(stored, embed)
             except TransientError as error:
                 if stored and has_other_weights(noted, embedder):
-                    raise  # nothing may be embedded with them before they were compared: it is tried again
+                    # Nothing may be embedded with them before they were compared.
+                    raise BlockedError(
+                        Reason.MODEL_MISMATCH,
+                        f"the model's files in {model.directory} are not those that the memories were last seen to be of, and "
+                        f"whether they agree could not be found out ({error}); it is tried again, or put the files back",
+                        retry_after=_RETRY,
+                    ) from error
                 # hindsight-api will not load it either, and its own end says more; or memory was short for a moment.
                 self._log.warning("stored vectors were not compared with the model", error=str(error))
                 return

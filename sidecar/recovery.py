@@ -13,7 +13,7 @@ _SYNCING = re.compile(r"LOG: +syncing data directory \(\w+\), elapsed time: ([\d
 _BEGINS = re.compile(rf"LOG: +redo starts at {_LSN}")
 _GOES_ON = re.compile(rf"LOG: +redo in progress, elapsed time: ([\d.]+) s, current LSN: {_LSN}")
 _DONE = re.compile(rf"LOG: +redo done at {_LSN}")
-_CRASHED = re.compile(r"LOG: +.*automatic recovery in progress")
+_CRASHED = re.compile(r"LOG: +database system was not properly shut down; automatic recovery in progress")
 _SEGMENT = re.compile(r"[0-9A-F]{24}")
 # XLogLongPageHeaderData in access/xlog_internal.h: magic, info, timeline, address, remaining length, padding, system
 # identifier, size of a segment, size of a page. Only the first page of a segment has the last three.

@@ -18,11 +18,12 @@ from sidecar.initscripts import installed
 from sidecar.listeners import Listeners, Server
 from sidecar.metering import Metered
 from sidecar.metrics import Metrics
-from sidecar.model import read
+from sidecar.model import Model, read
 from sidecar.serve import EXIT_FAULT, EXIT_GAVE_UP, EXIT_HARD_STOP, EXIT_SETTINGS, EXIT_STOPPED, leave
 from sidecar.settings import Settings, changed
 from sidecar.status import Status
 from sidecar.tenant import Tenant
+from sidecar.threads import off_loop
 from sidecar.upstream import Upstream
 from sidecar.welcome import text as welcome_text
 
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from sidecar.supervisor import Supervisor
 
 _SERVER_GRACE = 1.0  # seconds that open connections get once the children are gone, where the budget has them left
+_LOOK_PATIENCE = 2.0  # seconds for the model's manifest, before anything is served
 _RESERVE = 0.5  # seconds of the budget for what comes after those
 
 
-def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) -> None:
-    """Check the variables for hindsight-api before anything starts.
+def check_api_variables(settings: Settings, found: Sorted, installed: Upstream, model: Model | None) -> None:
+    """Check the variables for hindsight-api before anything starts; without a model there is nothing to compare them with.
 
     Raises:
         SettingsError: naming each that cannot be passed on.
@@ -48,11 +50,9 @@ def check_api_variables(settings: Settings, found: Sorted, installed: Upstream) 
             "HINDSIGHT_SIDECAR_API_KEY and HINDSIGHT_API_TENANT_API_KEY differ, and a client sends one key for both; "
             "set them to the same value, or set one of them"
         )
-    try:
-        decided = api_environment.owned(settings, read(settings.model_dir, settings.flavor))
-    except BlockedError:
-        return  # looked at again when there is a model
-    faults = api_environment.check(asked, decided, installed)
+    if model is None:
+        return
+    faults = api_environment.check(asked, api_environment.owned(settings, model), installed)
     if faults:
         raise SettingsError(*faults)
 
@@ -107,7 +107,6 @@ class Sidecar:
             lambda: self._gateway.answered,
             first_ready=self._welcome if self._wants_welcome else None,
         )
-        check_api_variables(self._settings, self._found, self._installed)
         app = control.build(self._settings, self._status, self._metrics)
         supervisor.administration.attach_to(app)
         self._metrics.watch_operations(supervisor.administration)
@@ -116,7 +115,14 @@ class Sidecar:
             supervisor.request_stop(self._stop_asked)
         return supervisor
 
-    def _tell_what_is_known(self) -> None:
+    async def _look_at_model(self) -> Model | None:
+        """Return what is known of the model; None where that is nothing, which is told once it is to be loaded."""
+        with contextlib.suppress(BlockedError, TimeoutError):
+            async with asyncio.timeout(_LOOK_PATIENCE):
+                return await off_loop(read, self._settings.model_dir, self._settings.flavor)
+        return None
+
+    def _tell_what_is_known(self, model: Model | None) -> None:
         """Have the first answer say all that later ones say, as far as nothing has to run for it."""
         expected = {**api_environment.defaults(), **api_environment.given(self._found.kept)}
         self._status.update(
@@ -124,8 +130,8 @@ class Sidecar:
             versions={"hindsight-api": self._installed.version, "postgres": None},
             upstream_version=upstream.expected_version_body(self._installed, expected),
         )
-        with contextlib.suppress(BlockedError):  # what is wrong with it is told once it is to be loaded
-            self._status.update(model=read(self._settings.model_dir, self._settings.flavor).to_json())
+        if model is not None:
+            self._status.update(model=model.to_json())
 
     def _welcome(self) -> None:
         program = str(Path(sys.prefix) / "bin" / "hindsight-sidecar")
@@ -157,10 +163,12 @@ class Sidecar:
             self._log.info("dropped Kubernetes' service links", names=self._found.links)
         try:
             self._installed = upstream.find(self._settings.api_venv)
-            self._tell_what_is_known()
+            model = await self._look_at_model()
+            self._tell_what_is_known(model)
             servers = self._servers()
             await asyncio.gather(*(server.listening() for server in servers))
             await asyncio.to_thread(_import_the_rest)
+            await off_loop(check_api_variables, self._settings, self._found, self._installed, model)
             self._supervisor = self._make_supervisor()
             return await self._supervise(self._supervisor, [server.serving for server in servers])
         except SettingsError as error:

@@ -5,7 +5,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sidecar import paths, users
 from sidecar.errors import SettingsError
@@ -21,7 +21,7 @@ EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: a terminal that was closed
-_LEAVE_PATIENCE = 0.5  # seconds for what is under way once Postgres is gone
+_LEAVE_PATIENCE = 0.3  # seconds for what is under way once Postgres is gone
 _DESCRIPTORS = 65_536  # enough, and not so many that a program which closes all of them takes its time
 TERMINATION_LOG = Path("/dev/termination-log")
 
@@ -91,12 +91,13 @@ def serve(*, welcome: bool) -> int:
 
     log.configure(settings.log_format, settings.log_level)
     try:
-        return asyncio.run(_run(settings, found, listeners, welcome=welcome))
+        asyncio.run(_run(settings, found, listeners, welcome=welcome))
     finally:
         log.close()
 
 
-async def _run(settings: "Settings", found: "Sorted", listeners: "Listeners", *, welcome: bool) -> int:
+async def _run(settings: "Settings", found: "Sorted", listeners: "Listeners", *, welcome: bool) -> NoReturn:
+    """Run the sidecar, and end the process with its exit code."""
     import asyncio  # noqa: PLC0415
 
     from sidecar import log  # noqa: PLC0415
@@ -110,8 +111,11 @@ async def _run(settings: "Settings", found: "Sorted", listeners: "Listeners", *,
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    if left and (await asyncio.wait(left, timeout=_LEAVE_PATIENCE))[1]:
-        # They tidy up on a disk that does not answer, and would be waited for as long as that hangs.
-        log.close()
-        os._exit(code)
-    return code
+    if left:
+        await asyncio.wait(left, timeout=_LEAVE_PATIENCE)
+    # What is not done by now tidies up on a disk that does not answer, or looks a name up in a network that does not: the
+    # interpreter would wait for it, and for its threads.
+    log.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -90,6 +90,7 @@ class Supervisor:
         self._log = log.get("sidecar")
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
+        self._asked: float | None = None  # monotonic seconds of that
         self._maintenance = Maintenance(self.world, self._changed.set)
         self._lock = volume.VolumeLock(settings.volume)
         self._blocked_since: float | None = None
@@ -119,6 +120,7 @@ class Supervisor:
     def request_stop(self, why: str) -> None:
         """Ask for the end, from a signal handler; asking again changes nothing."""
         if not self._stop_asked.is_set():
+            self._asked = time.monotonic()
             self._log.info("stopping", why=why, phase=str(self._status.picture.state))
         self._stop_asked.set()
         self._changed.set()
@@ -383,9 +385,9 @@ class Supervisor:
             self._log.warning("an operation did not end in time; what it left is cleaned up at the next start")
 
     async def _end(self) -> Stop:
-        began = time.monotonic()
+        began = time.monotonic() if self._asked is None else self._asked
         self.world.stopping = True
-        self._publish(began)
+        self._publish(time.monotonic())
         await self._end_operation()
         if self._dropping is not None:
             self._dropping.cancel()

@@ -36,8 +36,8 @@ class Threads:
         if self._idle.acquire(blocking=False) or self._made >= self._most:
             self._jobs.put(job)
         else:
-            self._made += 1
             threading.Thread(target=self._work, args=(job,), name="disk", daemon=True).start()
+            self._made += 1
 
     def _work(self, job: Job) -> None:
         while True:

@@ -17,6 +17,7 @@ _PROBE = Path(__file__).with_name("upstream_probe.py")
 _PROBE_TIME = 60.0  # seconds
 _EMBED = Path(__file__).with_name("upstream_embed.py")
 _EMBED_TIME = 300.0  # seconds; hindsight-api's own limit for loading a model
+STORED = "stored-vectors-"  # prefix of a file of memories that are compared; swept at the next start
 _TRUE = frozenset({"true"})
 
 # name in /version: variable and default, read in hindsight_api/config.py (0.8.4 and 1.1.0)
@@ -134,7 +135,7 @@ async def similarities(
 
     """
     # A name of its own: a restore may ask while a check of the served database does.
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=scratch, prefix="stored-vectors-") as asked:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=scratch, prefix=STORED) as asked:
         json.dump(stored, asked)
         asked.flush()
         found: list[float] = await _ask(upstream, _EMBED, asked.name, env, cwd, _EMBED_TIME)

@@ -81,6 +81,7 @@ class PostgresWatch(Watch):
         self._socket_dir = socket_dir
         self._pgdata = pgdata
         self._measuring: asyncio.Task[int | None] | None = None
+        self._titled: tuple[int, asyncio.Task[str]] | None = None  # a stopped process, and what it calls itself
         self.recovery: Recovery | None = None
         self.locked: str | None = None
         self.postmaster: int | None = None
@@ -142,9 +143,11 @@ class PostgresWatch(Watch):
                 self._connection.pgconn.finish()
             if self._measuring is not None:
                 self._measuring.cancel()
+            if self._titled is not None:
+                self._titled[1].cancel()
 
     def _forget(self) -> None:
-        self.recovery = self.locked = self._measuring = None
+        self.recovery = self.locked = self._measuring = self._titled = None
 
     def end(self) -> None:
         """Note that there is nothing to look at any more."""
@@ -159,13 +162,14 @@ class PostgresWatch(Watch):
         own = processes.member(self.postmaster)
         stopped = [one for one in (own, *processes.children(self.postmaster)) if one is not None and one.state == "T"]
         if not stopped:
+            self._titled = None
             return None
         pid = stopped[0].pid
-        try:
-            async with asyncio.timeout(_TITLE_PATIENCE):
-                title = await off_loop(processes.title, pid)
-        except TimeoutError:
-            title = "its memory does not answer"
+        if self._titled is None or self._titled[0] != pid:
+            self._titled = pid, asyncio.ensure_future(off_loop(processes.title, pid))
+        asked = self._titled[1]
+        await asyncio.wait({asked}, timeout=_TITLE_PATIENCE)
+        title = asked.result() if asked.done() else "its memory does not answer"
         return f"PostgreSQL process {pid} ({title}) is stopped; `kill -CONT {pid}` lets it go on"
 
     def _take(self, error: BaseException | None, stopped: str | None) -> None:

@@ -160,6 +160,11 @@ def test_what_an_operator_keeps_beside_the_memories_is_no_concern_of_theirs(side
             assert sidecar.health_status() == 200
         alive.check()
         locking.rollback()
+        # What is hindsight-api's own is another matter.
+        operator.execute("REVOKE SELECT ON public.memory_units FROM hindsight")
+        assert "permission denied for table memory_units" in wait_told(sidecar, time.monotonic(), "postgres")
+        operator.execute("GRANT SELECT ON public.memory_units TO hindsight")
+        sidecar.wait_ready(30)
         try:
             assert sidecar.stop() == 0
             sidecar.start_ready()

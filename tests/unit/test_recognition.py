@@ -158,8 +158,9 @@ def test_other_weights_that_could_not_be_compared_are_not_served(model: Model, m
     held = Database(TransientError("no memory for a model"))
     held.stand_in(monkeypatch)
     held.noted = Embedder("decaf", "onnx", "1.1.0").to_json()
-    with pytest.raises(TransientError, match="no memory"):
+    with pytest.raises(BlockedError, match=r"could not be found out \(no memory") as caught:
         check(Recognition(Path("/")), model)
+    assert caught.value.reason is Reason.MODEL_MISMATCH
     held.stored = []
     check(Recognition(Path("/")), model)
 
