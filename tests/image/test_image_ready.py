@@ -101,7 +101,8 @@ def test_nothing_was_looked_for_in_the_network(ready: Container) -> None:
         # Postgres answers the sidecar's first look, before it has started, in its own words.
         line
         for line in log.splitlines()
-        if line.endswith("FATAL:  the database system is starting up")
+        # hindsight-api's own, where other tests keep the machine busy.
+        if line.endswith("FATAL:  the database system is starting up") or "[DB POOL] Slow acquire" in line
     ]
     assert not re.search(r"download|huggingface\.co|name resolution|retrying|unreachable", log, re.IGNORECASE)
 

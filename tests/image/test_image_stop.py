@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from container import BANK, GATEWAY, KEPT, PYTHON, Start, Volume
+from container import BANK, GATEWAY, PYTHON, Start, Volume
 from harness import wait_for
 
 HOLD = """
@@ -35,9 +35,8 @@ LLM = (
 )
 
 
-def test_with_clients_connected_and_a_question_to_an_llm_outstanding(start: Start, volume: Volume) -> None:
+def test_with_clients_connected_and_a_question_to_an_llm_outstanding(start: Start, with_memories: Volume) -> None:
     container = start(*LLM).wait_ready()
-    container.retain(BANK, list(KEPT))
     container.session(PYTHON, "-c", HOLD).wait_line("holding")
     psql = container.session("psql", "-Atq")
     psql.tell("BEGIN; SELECT 'a transaction is open';\n")
@@ -50,7 +49,7 @@ def test_with_clients_connected_and_a_question_to_an_llm_outstanding(start: Star
     llm.wait_line("asked", 60)
     assert container.stop() == 0
     asking.wait_end()
-    assert volume.cluster_state() == "shut down"
+    assert with_memories.cluster_state() == "shut down"
 
 
 def test_in_every_phase_of_the_first_start(start: Start, volume: Volume) -> None:

@@ -29,8 +29,8 @@ def foreign(sidecar: RunningSidecar) -> RunningSidecar:
     with seed_cluster.running(sidecar.pgdata, last=signal.SIGKILL) as socket_dir:
         for statement in MEMORIES:
             seed_cluster.execute(socket_dir, statement)
-    seed_cluster.give_back(sidecar.pgdata)
     wait_for(lambda: not sidecar.postgres_pids(), 20, "the seed's processes gone")
+    seed_cluster.give_back(sidecar.pgdata)
     sidecar.start().wait_state("blocked(foreign-cluster)", 60)
     return sidecar
 
