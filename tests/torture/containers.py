@@ -8,11 +8,13 @@ import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from container import PROCESSES, VOLUME, Container, Image, Volume, acknowledged, directory_volume, look_for_engine
 from harness import wait_for
 from kills import TIMES, pause, timed
 from matrix import Case, MissedError, Round, check_each_is_there_once
+from rig import REAPED_WITHIN, wait_for_none
 
 from bake.image.engine import NoEngineError
 
@@ -157,10 +159,16 @@ def psql(container: Container, statements: str) -> None:
 
 def look_at_processes(container: Container) -> None:
     """Check that nothing in a container is dead or has lost its parent, and that nothing was started again."""
-    inside = container.python(PROCESSES)
-    assert [process for process in inside if process["state"] == "Z"] == [], "zombies"
-    of_the_first = [process for process in inside if process["parent"] == 1]
-    assert len(of_the_first) == 1, f"orphans beside the sidecar: {of_the_first}"
+
+    def amiss() -> list[dict[str, Any]]:
+        inside = container.python(PROCESSES)
+        of_the_first = [process for process in inside if process["parent"] == 1]
+        return [process for process in inside if process["state"] == "Z"] + (
+            of_the_first if len(of_the_first) > 1 else []
+        )
+
+    found = wait_for_none(amiss, REAPED_WITHIN)
+    assert found == [], f"zombies, or orphans beside the sidecar: {found}"
     health = container.health()
     assert health is not None
     assert {component["restarts"] for component in health["components"].values()} == {0}, json.dumps(health)
@@ -219,6 +227,7 @@ def during_a_start(rig: ContainerRig, place: float) -> Round:
 
 def first_initialisation(rig: ContainerRig, place: float) -> Round:
     def undisturbed() -> float:
+        rig.new_home()
         return timed(lambda: rig.fresh().wait_ready()) * SEEN
 
     TIMES.of("first start of a container", undisturbed)

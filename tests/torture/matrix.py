@@ -77,13 +77,13 @@ class Round:
     """What was seen in one round that went as it should.
 
     Attributes:
-        acknowledged: memories that were looked for, and found once each.
+        looked_for: acknowledged memories that were looked for, and found once each.
         outage: seconds from the fault to being ready again, None where it was ready all the time.
         slowest: seconds of the slowest answer to liveness, None where it was not watched.
 
     """
 
-    acknowledged: int
+    looked_for: int
     outage: float | None = None
     slowest: float | None = None
 
@@ -122,7 +122,7 @@ class Row:
     planned: int = 1
     rounds: int = 0
     survived: int = 0
-    acknowledged: int = 0
+    looked_for: int = 0
     lost: int = 0
     longest_outage: float | None = None
     slowest_answer: float | None = None
@@ -215,7 +215,7 @@ def _do(row: Row, place: float, failed: Failed) -> None:
         row.failures.append(failure + _cleared(failed, row.case, failure, error))
     else:
         row.survived += 1
-        row.acknowledged += seen.acknowledged
+        row.looked_for += seen.looked_for
         row.longest_outage = _longer(row.longest_outage, seen.outage)
         row.slowest_answer = _longer(row.slowest_answer, seen.slowest)
     row.seconds += time.monotonic() - began

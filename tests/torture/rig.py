@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import made
 import psycopg
@@ -35,6 +35,9 @@ SHUT_DOWN = frozenset({"shut down"})
 ROLE = "hindsight"  # of hindsight-api; what is not its own would keep it from a dump
 _SAY = 1500  # characters of one thing that a failure shows
 _LINES = 40  # of the log
+
+
+T = TypeVar("T")
 
 
 class Rig:
@@ -377,7 +380,7 @@ class Rig:
 _CHATTER = re.compile(r'"component": "hindsight-api".*"level": "(info|debug)"')
 
 
-def wait_for_none(look: Callable[[], list[int]], within: float) -> list[int]:
+def wait_for_none(look: Callable[[], list[T]], within: float) -> list[T]:
     """Return what is still there once it has had its time to go."""
     with contextlib.suppress(AssertionError):
         wait_for(lambda: not look(), within, "their end")

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 from administrator import ask, finished
-from faults import Filler, FullOfFiles, fill_the_log, on_a_disk, stopped, wait_no_space
+from faults import Filler, FullOfFiles, fill_the_log, on_a_disk, resume, stopped, wait_no_space
 from harness import RunningSidecar, on_a_small_volume, wait_for
 from kills import crash, present
 from ledger import BANK
@@ -106,7 +106,7 @@ def during_a_start(rig: Rig, place: float, *, begins: Callable[[Rig], list[int]]
             crash(rig)
         rig.start()
         with rig.alive(from_now=False):
-            with stopped(begins(rig)):
+            with held_up(begins(rig)):
                 disk.filler.leave(int(place * 4))
             wait_for(lambda: not rig.stores() and in_want(rig), 120, "no space")
             wait_no_space(rig.sidecar)
@@ -196,6 +196,18 @@ def letters(rig: Rig) -> None:
 
 
 @contextmanager
+def held_up(pids: list[int]) -> Iterator[None]:
+    """Have processes stopped meanwhile. Raises MissedError where they have just ended."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(stopped(pids))
+        except ProcessLookupError as error:
+            resume(pids)
+            raise MissedError from error
+        yield
+
+
+@contextmanager
 def held(rig: Rig, phase: str, program: str) -> Iterator[None]:
     """Hold an operation in one of its phases, by stopping the program of PostgreSQL's that does it."""
     rig.wait_said(f'"phase": "{phase}"')
@@ -203,7 +215,7 @@ def held(rig: Rig, phase: str, program: str) -> Iterator[None]:
     def pids() -> list[int]:
         return [process.pid for process in family(rig.pid) if process.words.split(" ", 1)[0].endswith(f"/{program}")]
 
-    with stopped(wait_for(pids, 10, program, every=0.005)):
+    with held_up(wait_for(pids, 10, program, every=0.005)):
         yield
 
 

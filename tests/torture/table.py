@@ -4,14 +4,14 @@ from typing import Any
 
 from matrix import Row
 
-HEAD = ("case", "rounds", "survived", "acknowledged", "lost", "longest outage")
+HEAD = ("case", "rounds", "survived", "looked for", "lost", "longest outage")
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return what a row shows."""
     outage = "-" if row.longest_outage is None else f"{row.longest_outage:.1f} s"
     name = f"{row.case.group}: {row.case.name}"
-    return (name, str(row.rounds), str(row.survived), str(row.acknowledged), str(row.lost), outage)
+    return (name, str(row.rounds), str(row.survived), str(row.looked_for), str(row.lost), outage)
 
 
 def markdown(rows: list[Row]) -> str:
@@ -19,7 +19,7 @@ def markdown(rows: list[Row]) -> str:
     outages = [row.longest_outage for row in rows if row.longest_outage is not None]
     total = (
         "all",
-        *(str(sum(getattr(row, name) for row in rows)) for name in ("rounds", "survived", "acknowledged", "lost")),
+        *(str(sum(getattr(row, name) for row in rows)) for name in ("rounds", "survived", "looked_for", "lost")),
         f"{max(outages):.1f} s" if outages else "-",
     )
     lines = [HEAD, *(cells(row) for row in rows), total]

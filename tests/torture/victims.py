@@ -51,6 +51,12 @@ def _read(pid: int) -> Process | None:
     return Process(pid, int(parent), state, words)
 
 
+def replays_the_log(pid: int) -> bool:
+    """Tell whether a process that is there replays Postgres' log."""
+    found = _read(pid)
+    return found is not None and found.is_startup
+
+
 def everybody() -> list[Process]:
     """Return every process of this machine."""
     return [found for entry in Path("/proc").iterdir() if entry.name.isdigit() and (found := _read(int(entry.name)))]

@@ -162,7 +162,7 @@ def test_a_failure_is_told_and_the_others_go_on(error: Exception, lost: int) -> 
     )
     bad, good = rows
     assert (bad.rounds, bad.survived, bad.lost) == (2, 0, 2 * lost)
-    assert (good.rounds, good.survived, good.acknowledged, good.longest_outage) == (1, 1, 5, 1.5)
+    assert (good.rounds, good.survived, good.looked_for, good.longest_outage) == (1, 1, 5, 1.5)
     assert [name for name, _ in told] == ["bad", "bad"]
     assert len(faults(rows)) == 2
     assert str(error) in faults(rows)[0]
@@ -257,11 +257,11 @@ def test_a_moment_that_is_always_missed_is_a_fault() -> None:
 def test_the_table_and_the_json_have_every_row_and_a_sum() -> None:
     rows = rows_of(Case("g", "a", survives, 2), Case("h", "b", lambda _: Round(1)))
     assert markdown(rows).splitlines() == [
-        "| case | rounds | survived | acknowledged | lost | longest outage |",
-        "|------|--------|----------|--------------|------|----------------|",
-        "| g: a | 2      | 2        | 10           | 0    | 1.5 s          |",
-        "| h: b | 1      | 1        | 1            | 0    | -              |",
-        "| all  | 3      | 3        | 11           | 0    | 1.5 s          |",
+        "| case | rounds | survived | looked for | lost | longest outage |",
+        "|------|--------|----------|------------|------|----------------|",
+        "| g: a | 2      | 2        | 10         | 0    | 1.5 s          |",
+        "| h: b | 1      | 1        | 1          | 0    | -              |",
+        "| all  | 3      | 3        | 11         | 0    | 1.5 s          |",
     ]
     found = json.loads(json.dumps(as_json(rows, seed=7)))
     assert found["seed"] == 7
