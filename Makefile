@@ -180,14 +180,13 @@ load: sidecar-env dev-env api-env stand-in ## Load a sidecar, and compare recall
 	@HINDSIGHT_TEST_HOME='$(HOME_DIR)' PYTHONPATH=.:tests/integration:tests/load '$(DEV)/bin/python' -P tests/load/load.py \
 	    --clients '$(CLIENTS)' --minutes '$(MINUTES)' --turn '$(TURN)' $(if $(SHORT),--short) $(if $(JSON),--json '$(JSON)')
 
-# Three workers, a file of tests each, as a test waits for a third of its time; then those that take a time, with nothing beside
-# them.
+# Two workers, a file of tests each; then those that take a time, with nothing beside them.
 .PHONY: test image-test unit lint format locks
 test: setup image-for-tests ## Run every test (ARGS=... goes to pytest; REQUIRE_ENGINE=1: not without an engine)
 ifneq ($(ARGS),)
 	@$(run_pytest) $(ARGS)
 else
-	@$(run_pytest) -m 'not alone' -n 3 --dist loadfile --no-loadscope-reorder
+	@$(run_pytest) -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder
 	@$(run_pytest) -m alone
 endif
 run_pytest = $(pytest_environment) '$(DEV)/bin/python' -P -m pytest

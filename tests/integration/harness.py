@@ -20,6 +20,7 @@ import made
 from sidecar import processes
 
 PROGRAM = Path(sys.prefix) / "bin" / "hindsight-sidecar"
+_AT_A_TIME = 30  # memories in one call
 READY_WITHIN = 120.0  # seconds; some 12 on an idle machine with two cores
 T = TypeVar("T")
 
@@ -184,10 +185,14 @@ class RunningSidecar:
         return key
 
     def retain(self, bank: str, texts: list[str]) -> None:
-        """Store texts; each becomes one memory."""
-        items = {"items": [{"content": text} for text in texts], "async": False}
-        answer = self.memory(f"/banks/{bank}/memories", "POST", items, timeout=120)
-        assert answer.status == 200, answer.body
+        """Store texts; each becomes one memory.
+
+        A few at a time: with many in one call hindsight-api answers nobody for seconds where others use the machine.
+        """
+        for first in range(0, len(texts), _AT_A_TIME):
+            items = [{"content": text} for text in texts[first : first + _AT_A_TIME]]
+            answer = self.memory(f"/banks/{bank}/memories", "POST", {"items": items, "async": False}, timeout=120)
+            assert answer.status == 200, answer.body
 
     def recall(self, bank: str, query: str) -> list[dict[str, Any]]:
         """Return what comes back for a query, best first."""

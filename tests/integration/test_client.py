@@ -82,6 +82,7 @@ def test_many_calls_at_once(ready_sidecar: RunningSidecar) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.alone
 def test_a_stored_memory_is_counted_within_two_seconds(ready_sidecar: RunningSidecar) -> None:
     before = rows(ready_sidecar)["public.memory_units"]
     with client_at(ready_sidecar.port) as client:
