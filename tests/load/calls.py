@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness import RunningSidecar
-from upstream_api import environment_of
 
 PATIENCE = 60.0  # seconds for one call
 _BUSY = frozenset({429, 503})
@@ -36,9 +35,8 @@ def gateway(sidecar: RunningSidecar) -> Address:
 
 
 def direct(sidecar: RunningSidecar) -> Address:
-    """Return where the same hindsight-api answers without the gateway, with its own key where it has one."""
-    key = environment_of(sidecar).get("HINDSIGHT_API_TENANT_API_KEY")
-    return Address(sidecar.api_port, {"Authorization": f"Bearer {key}"} if key else {})
+    """Return where the same hindsight-api answers without the gateway, with its own key."""
+    return Address(sidecar.api_port, {"Authorization": f"Bearer {sidecar.tenant_key()}"})
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,8 @@ def _recalls(callers: int, compared: Compared, limits: Limits) -> list[Row]:
     try:
         decides, told_too = compare(compared, limits.part), compare(compared, other)
     except (ValueError, statistics.StatisticsError):
-        return [Row(name, "not measured", f"{limits.recall}", holds=False)]
+        why = "; ".join(f"{count} times {fault[:100]}" for fault, count in compared.faults.most_common(3))
+        return [Row(name, f"not measured ({why or 'a turn has no answer'})", f"{limits.recall}", holds=False)]
     noise = f", direct to direct {min(decides.spread):.2f} to {max(decides.spread):.2f}" if decides.spread else ""
     told = (
         f"{decides.ratio:.3f} ({_ms(decides.gateway)} to {_ms(decides.direct)}{noise}; "
