@@ -114,7 +114,7 @@ class Run:
         with samples.sampling(self._pid) as found.samples:
             load = self._workers.submit(clients.run, plan)
             probed = self._workers.submit(probing.run, probes, PROBES_A_SECOND, found.begin, found.end)
-            time.sleep(found.begin + self._size.seconds / 2 - time.monotonic())
+            time.sleep(max(0.0, found.begin + self._size.seconds / 2 - time.monotonic()))
             found.dump = self._dump()
             found.load, found.probed = load.result(), probed.result()
         found.about["cpu_seconds"] = {name: seconds - used[name] for name, seconds in self._used().items()}

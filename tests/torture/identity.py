@@ -160,6 +160,14 @@ def second(rig: Rig) -> RunningSidecar:
     return other
 
 
+def have_wait(rig: Rig, other: RunningSidecar, wrapper: list[str]) -> None:
+    """Start a second one, which waits and says for what; the first serves all the same."""
+    other.start(wrapper)
+    assert "another sidecar holds" in other.wait_state("blocked(volume-locked)")["detail"]
+    rig.store_some()
+    assert rig.sidecar.health_status() == 200
+
+
 def two_on_a_volume(rig: Rig, wrapper: list[str], _: float) -> Round:
     """Have a second one wait until the first is killed, and serve then."""
     rig.begin()
@@ -167,10 +175,7 @@ def two_on_a_volume(rig: Rig, wrapper: list[str], _: float) -> Round:
     rig.store_some()
     other = second(rig)
     try:
-        other.start(wrapper)
-        assert "another sidecar holds" in other.wait_state("blocked(volume-locked)")["detail"]
-        rig.store_some()
-        assert rig.sidecar.health_status() == 200
+        have_wait(rig, other, wrapper)
         crash(rig)
         other.wait_ready()
         assert_remembered(rig, other)
@@ -215,10 +220,7 @@ def in_a_pod(rig: Rig, _: float) -> Round:
         rig.store_some()
         other = second(rig)
         try:
-            other.start(enter)
-            assert "another sidecar holds" in other.wait_state("blocked(volume-locked)")["detail"]
-            rig.store_some()
-            assert rig.sidecar.health_status() == 200
+            have_wait(rig, other, enter)
             os.kill(contained(rig.sidecar), signal.SIGKILL)
             other.wait_ready()
             assert_remembered(rig, other)
