@@ -109,15 +109,18 @@ servers: sidecar-env
 	        --target '$(SERVERS)' --requirement locks/servers.txt 2>&1 | { grep -v '^WARNING: Loc' || true; }; \
 	    cp locks/servers.txt '$(SERVERS)/.lock'; }
 
-.PHONY: dev-env setup
+.PHONY: dev-env setup-onnx setup
 dev-env: account
 	@test -e '$(DEV)/.lock' || printf '==> Tests and lint: their environment\n'
 	@locks/install '$(PYTHON)' '$(DEV)' locks/dev.txt
 	@$(MAKE) --silent '$(DEV)/.installed'
 
-setup: sidecar-env dev-env stand-in servers ## Make all that the tests need: every version and flavour
-	@for version in 1.1.0 0.8.4; do for flavor in onnx torch; do \
-	    $(MAKE) api-env HINDSIGHT_VERSION=$$version FLAVOR=$$flavor; done; done
+# What `make torture` runs: both versions, one flavour.
+setup-onnx: sidecar-env dev-env stand-in servers
+	@for version in 1.1.0 0.8.4; do $(MAKE) api-env HINDSIGHT_VERSION=$$version FLAVOR=onnx; done
+
+setup: setup-onnx ## Make all that the tests need: both versions, both flavours
+	@$(MAKE) api-env HINDSIGHT_VERSION=1.1.0 FLAVOR=torch
 
 # The image. SUITE=forky|trixie is Debian's release, the rest is in docs/image.md.
 SUITE ?= forky
@@ -166,7 +169,7 @@ bench-migrate: dev-env api-env stand-in ## Measure dumps and restores beside pg_
 # Every fault at every moment, and what of the acknowledged memories is there afterwards (docs/reliability.md).
 BUDGET ?=
 .PHONY: torture
-torture: setup image-for-tests ## Kill, stop, hang and fill everything (BUDGET=30m: what fits; ONLY=text, ROUNDS, SEED, SHORT=1, JSON=file)
+torture: setup-onnx image-for-tests ## Kill, stop, hang and fill everything (BUDGET=30m: what fits; ONLY=text, ROUNDS, SEED, SHORT=1, JSON=file)
 	@$(pytest_environment) PYTHONPATH=.:tests/integration:tests/image:tests/torture '$(DEV)/bin/python' -P -u tests/torture/torture.py \
 	    $(if $(BUDGET),--budget '$(BUDGET)') $(if $(ONLY),--only '$(ONLY)') $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SEED),--seed '$(SEED)') $(if $(SHORT),--short) \
 	    $(if $(JSON),--json '$(JSON)')
@@ -195,6 +198,7 @@ pytest_environment = HINDSIGHT_TEST_HOME='$(HOME_DIR)' HINDSIGHT_TEST_IMAGE='$(o
 
 .PHONY: test-long
 test-long: setup ## Run what `make test` leaves out for its time: more versions, more moments of a kill
+	@$(MAKE) api-env HINDSIGHT_VERSION=0.8.4 FLAVOR=torch
 	@HINDSIGHT_TEST_LONG=1 $(run_pytest) -m long $(ARGS)
 
 image-test: dev-env image-for-tests ## Run the tests of the image alone (TEST_IMAGE=another one)

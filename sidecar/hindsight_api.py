@@ -59,7 +59,7 @@ class HindsightApi(Component[ApiWatch]):
             timeout=httpx2.Timeout(_CALL_TIMEOUT, connect=TIMEOUT),
             trust_env=False,
         )
-        super().__init__(ApiWatch(self._client, answered, changed))
+        super().__init__(ApiWatch(self._client, self._at_work, changed))
         self.installed = installed
         self._settings = settings
         self._scripts = scripts
@@ -69,6 +69,12 @@ class HindsightApi(Component[ApiWatch]):
         self._log = log.get("hindsight-api")
         self._sweeping: asyncio.Task[None] | None = None
         self._hung: Child | None = None
+        self._answered = answered
+        self._work: processes.AtWork | None = None
+
+    def _at_work(self) -> float:
+        """Return the monotonic seconds at which it last answered somebody, or was seen to use a core."""
+        return self._answered() if self._work is None else max(self._answered(), self._work.seen())
 
     def start(self, model: Model) -> None:
         """Start it with this model and begin to watch it."""
@@ -79,6 +85,7 @@ class HindsightApi(Component[ApiWatch]):
             Path(f"/proc/{child.pid}/oom_score_adj").write_text(str(_oom_score()), encoding="ascii")
         except OSError as error:  # it serves all the same
             self._log.warning("the kernel may take Postgres first where memory is short", error=str(error))
+        self._work = processes.AtWork(child.pid)
         self._begin(child)
 
     def _environment(self, model: Model) -> dict[str, str]:

@@ -1,13 +1,17 @@
 """What /proc tells about other processes."""
 
 import contextlib
+import math
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second, in which /proc counts the use of a core
+_WORKING = 0.2  # of a core; one that waits for something uses less by far
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,14 @@ class Member:
         pid: its number in our pid namespace.
         started: clock ticks since the machine's start; with `pid` nobody else's.
         state: one letter; `T` is stopped by a signal.
+        used: seconds of a core that it used so far, with all its threads.
 
     """
 
     pid: int
     started: int
     state: str
+    used: float
 
 
 def member(pid: int, proc: Path = PROC) -> Member | None:
@@ -76,7 +82,30 @@ def member(pid: int, proc: Path = PROC) -> Member | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return Member(pid, int(fields[19]), fields[0])
+    return Member(pid, int(fields[19]), fields[0], (int(fields[11]) + int(fields[12])) / _TICKS)
+
+
+class AtWork:
+    """Looks, again and again, at whether a process uses a core: one that is stopped, or waits for what never comes, does not."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._pid = pid
+        self._proc = proc
+        self._looked = time.monotonic()
+        self._used = self._use()
+        self._seen = -math.inf
+
+    def _use(self) -> float:
+        found = member(self._pid, self._proc)
+        return 0.0 if found is None else found.used
+
+    def seen(self) -> float:
+        """Look, and return the monotonic seconds at which it was last seen at work: between that look and the one before."""
+        now, used = time.monotonic(), self._use()
+        if used > self._used and used - self._used >= _WORKING * (now - self._looked):
+            self._seen = now
+        self._looked, self._used = now, used
+        return self._seen
 
 
 def children(pid: int, proc: Path = PROC) -> list[Member]:

@@ -18,7 +18,8 @@ INTERVAL = 0.5  # seconds between looks at what is up
 _EAGER = 0.1  # seconds between looks at what is starting
 TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
 _TITLE_PATIENCE = 0.3  # seconds; a name is worth no more
-_BUSY = 25.0  # seconds that it may leave its health unanswered for others' sake
+_GLANCE = 0.25  # seconds between looks at whether one that does not answer is at work
+_BUSY = 25.0  # seconds that it may leave its health unanswered since it is at work
 NO_SPACE = "No space left on device"
 _REINITIALIZED = "all server processes terminated; reinitializing"
 _LOCK_TIMEOUT = 1.0  # seconds for a lock on the memories; less than `TIMEOUT`, so that it is not taken for a hang
@@ -210,16 +211,16 @@ class PostgresWatch(Watch):
 class ApiWatch(Watch):
     """Asks hindsight-api for its health, again and again.
 
-    One that answers others meanwhile is busy and not hung: many questions at once, on few cores, keep it from its health
-    for longer than one that hangs may take. But not for ever: what it answers may not need what its health asks for, such
-    as a connection to the database.
+    One that is at work meanwhile is busy and not hung: many questions at once, on few cores, or one call with much to store
+    keep it from its health for longer than one that hangs may take. But not for ever: what it answers may not need what its
+    health asks for, such as a connection to the database, and one that turns in circles uses a core as well.
     """
 
-    def __init__(self, client: httpx2.AsyncClient, answered: Callable[[], float], changed: Callable[[], None]) -> None:
-        """`answered` returns the monotonic seconds of its last answer to anybody else."""
+    def __init__(self, client: httpx2.AsyncClient, at_work: Callable[[], float], changed: Callable[[], None]) -> None:
+        """`at_work` returns the monotonic seconds at which it was last known to do something."""
         super().__init__(changed)
         self._client = client
-        self._answered_others = answered
+        self._at_work = at_work
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -243,11 +244,11 @@ class ApiWatch(Watch):
         """Wait for its answer, for as long as it may be busy."""
         asked = time.monotonic()
         while not asking.done():
-            excused = min(self._answered_others(), asked + _BUSY)
+            excused = min(self._at_work(), asked + _BUSY)
             left = max(asked, excused) + TIMEOUT - time.monotonic()
             if left <= 0:
                 return
-            await asyncio.wait({asking}, timeout=left)
+            await asyncio.wait({asking}, timeout=min(left, _GLANCE))
 
     def _answered(self, response: httpx2.Response) -> None:
         if response.is_success:

@@ -72,6 +72,22 @@ def test_a_hindsight_api_that_goes_on_is_kept(sidecar: RunningSidecar) -> None:
     assert remembers(recall(sidecar))
 
 
+def test_a_hindsight_api_with_much_to_store_is_busy_and_does_not_hang(sidecar: RunningSidecar) -> None:
+    remember(sidecar)
+    texts = [f"On shelf {number} of the archive lies a map of the coast, drawn by hand. " * 8 for number in range(200)]
+    body = {"items": [{"content": text} for text in texts], "async": False}
+    before = sidecar.health()["components"]
+    with ThreadPoolExecutor(1) as pool:
+        storing = pool.submit(sidecar.memory, "/banks/hung/memories", "POST", body, timeout=120)
+        states = set()
+        while not storing.done():
+            health = sidecar.health()
+            states.add((health["state"], health["detail"]))
+        assert storing.result().status == 200
+    assert {state for state, _ in states} == {"ready"}, states
+    assert sidecar.health()["components"] == before
+
+
 def test_a_postgres_that_goes_on_is_kept(sidecar: RunningSidecar) -> None:
     remember(sidecar)
     before = sidecar.health()["components"]

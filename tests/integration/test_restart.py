@@ -12,10 +12,10 @@ from postgres_server import UNPRIVILEGED
 @pytest.mark.parametrize(
     ("version", "flavor"),
     [
-        ("0.8.4", "torch"),
+        ("1.1.0", "torch"),
         pytest.param("1.1.0", "onnx", marks=pytest.mark.long),
         pytest.param("0.8.4", "onnx", marks=pytest.mark.long),
-        pytest.param("1.1.0", "torch", marks=pytest.mark.long),
+        pytest.param("0.8.4", "torch", marks=pytest.mark.long),
     ],
 )
 def test_369_memories_survive_a_restart(make_sidecar: Any, memories: dict[str, Any], version: str, flavor: str) -> None:

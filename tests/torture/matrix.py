@@ -106,19 +106,27 @@ class Case:
     rounds: int = 1
     short: bool = False
 
+    @property
+    def title(self) -> str:
+        """Return what it is called among all cases."""
+        return f"{self.group}: {self.name}"
+
 
 @dataclass
 class Row:
     """What came of a case so far.
 
     Attributes:
+        of: how many rounds the whole matrix has of it.
         planned: how many rounds it is to have.
         place: where in its moment it was tried last.
         again: why rounds were done again: that the moment was over, or how long something took.
 
     """
 
-    case: Case
+    group: str
+    case: str
+    of: int = 1
     planned: int = 1
     rounds: int = 0
     survived: int = 0
@@ -130,6 +138,11 @@ class Row:
     place: float | None = None
     again: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Return what its case is called among all."""
+        return f"{self.group}: {self.case}"
 
 
 Failed = Callable[[Case, str, Exception], str]
@@ -154,17 +167,18 @@ def run(
     after each round.
     """
     most = 1 if short else most
-    rows = [Row(case, min(case.rounds, most) if most else case.rounds) for case in cases if case.short or not short]
+    chosen = [case for case in cases if case.short or not short]
+    rows = [Row(case.group, case.name, case.rounds, min(case.rounds, most) if most else case.rounds) for case in chosen]
     deadline = time.monotonic() + budget
     for number in range(max((row.planned for row in rows), default=0)):
-        for row in rows:
+        for case, row in zip(chosen, rows, strict=True):
             if number >= row.planned:
                 continue
             if time.monotonic() > deadline:
                 return rows
-            shift = random.Random(f"{seed} {row.case.group}: {row.case.name}").random()
-            _do(row, ((number + shift) / row.case.rounds) % 1.0, failed)
-            say(f"{row.case.group:<9} {row.case.name:<52} {_told(row)}")
+            shift = random.Random(f"{seed} {case.title}").random()
+            _do(case, row, ((number + shift) / case.rounds) % 1.0, failed)
+            say(f"{row.group:<9} {row.case:<52} {_told(row)}")
             note(rows)
     return rows
 
@@ -173,7 +187,7 @@ def _told(row: Row) -> str:
     outcome = "ok" if row.survived == row.rounds else f"{row.rounds - row.survived} FAILED"
     again = f"  {len(row.again)} again" if row.again else ""
     outage = "" if row.longest_outage is None else f"  longest outage {row.longest_outage:.1f} s"
-    return f"{row.rounds}/{row.case.rounds} {outcome}{again}{outage}"
+    return f"{row.rounds}/{row.of} {outcome}{again}{outage}"
 
 
 @contextmanager
@@ -203,16 +217,16 @@ def traced(error: BaseException) -> str:
     return "".join(traceback.format_exception(error, limit=-_FRAMES))
 
 
-def _do(row: Row, place: float, failed: Failed) -> None:
+def _do(case: Case, row: Row, place: float, failed: Failed) -> None:
     began = time.monotonic()
     row.rounds += 1
     try:
-        seen = _hit(row, place)
+        seen = _hit(case, row, place)
     except Exception as error:  # noqa: BLE001 - whatever it is, the table tells of it, and the others go on
         failure = f"at {row.place:.3f}: {traced(error)}"
         if isinstance(error, LostError):
             row.lost += error.count
-        row.failures.append(failure + _cleared(failed, row.case, failure, error))
+        row.failures.append(failure + _cleared(failed, case, failure, error))
     else:
         row.survived += 1
         row.looked_for += seen.looked_for
@@ -233,14 +247,14 @@ def _longer(one: float | None, other: float | None) -> float | None:
     return max((value for value in (one, other) if value is not None), default=None)
 
 
-def _hit(row: Row, place: float) -> Round:
+def _hit(case: Case, row: Row, place: float) -> Round:
     """Do a round, again where that says nothing: nearer to the moment's beginning where it was over too soon."""
     misses = slow = 0
     while True:
         row.place = place
         try:
             with limited(LIMIT):
-                return row.case.run(place)
+                return case.run(place)
         except MissedError as error:
             misses += 1
             if misses == TRIES:
@@ -266,8 +280,8 @@ def faults(rows: list[Row], *, what_fits: bool = False) -> list[str]:
 
     With `what_fits` somebody asked for what fits into a budget: it is enough that every case had a round.
     """
-    found = [f"{row.case.group}: {row.case.name}: {failure}" for row in rows for failure in row.failures]
-    missing = [row.case.name for row in rows if row.rounds == 0]
+    found = [f"{row.title}: {failure}" for row in rows for failure in row.failures]
+    missing = [row.case for row in rows if row.rounds == 0]
     told = unfinished(rows)
     if not rows:
         found.append("no case was chosen: nothing was tested")

@@ -10,8 +10,7 @@ HEAD = ("case", "rounds", "survived", "looked for", "lost", "longest outage")
 def cells(row: Row) -> tuple[str, ...]:
     """Return what a row shows."""
     outage = "-" if row.longest_outage is None else f"{row.longest_outage:.1f} s"
-    name = f"{row.case.group}: {row.case.name}"
-    return (name, str(row.rounds), str(row.survived), str(row.looked_for), str(row.lost), outage)
+    return (row.title, str(row.rounds), str(row.survived), str(row.looked_for), str(row.lost), outage)
 
 
 def markdown(rows: list[Row]) -> str:
@@ -34,6 +33,4 @@ def markdown(rows: list[Row]) -> str:
 
 def as_json(rows: list[Row], **run: Any) -> dict[str, Any]:
     """Return all that is known of a run."""
-    known = [{name: value for name, value in vars(row).items() if name != "case"} for row in rows]
-    cases = [{"group": row.case.group, "case": row.case.name, **found} for row, found in zip(rows, known, strict=True)]
-    return {**run, "cases": cases}
+    return {**run, "cases": [vars(row) for row in rows]}

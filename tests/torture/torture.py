@@ -9,11 +9,13 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import containers
 import hangs
@@ -25,6 +27,7 @@ import stops
 from clearing import Clearing
 from containers import ContainerRig
 from harness import reachable_directory
+from lanes import LANES, Note, run_lanes
 from matrix import Case, Row, Subject, faults, run, unfinished
 from rig import Rig
 from table import as_json, markdown
@@ -33,6 +36,12 @@ import sidecar
 
 BUDGET = "160m"  # a round takes some half a minute on two cores, and there are 285
 SHORT_BUDGET = 420.0  # seconds
+ALONE = {stops.GROUP, hangs.GROUP, spaces.GROUP}  # nothing runs beside these: they look at how long something takes
+
+
+def say(text: str) -> None:
+    """Show something at once, to whom it may be hours until the end."""
+    print(text, flush=True)
 
 
 @contextmanager
@@ -69,41 +78,85 @@ def subjects() -> Iterator[tuple[Rig, kills.OlderVolume, ContainerRig]]:
         yield rig, kills.OlderVolume(home, model_dir), boxes
 
 
-def torture(
-    budget: float,
-    *,
-    short: bool,
-    only: str = "",
-    rounds: int = 0,
-    seed: int = 0,
-    keep: Path | None = None,
-    say: Callable[[str], None] = print,
-    note: Callable[[list[Row]], None] = lambda _: None,
-) -> list[Row]:
-    """Run the cases whose group and name have the text `only`, and return what came of them; `note` is told of it on the way.
+@dataclass(frozen=True)
+class Order:
+    """What somebody asked for.
 
-    What failures leave is kept below the directory `keep`, or in a temporary one.
+    Attributes:
+        until: monotonic seconds at which no further round begins.
+        short: whether it is the short form: one round each, and no time for measuring twice.
+        only: the cases that have this text in their title.
+        rounds: at most so many of each case, 0 for all.
+        keep: a directory below which failures are kept; a temporary one where it is None.
+
     """
-    kills.TIMES.warm = not short
-    clearing = Clearing(keep, say)
+
+    until: float
+    short: bool = False
+    only: str = ""
+    rounds: int = 0
+    seed: int = 0
+    keep: Path | None = None
+
+    def wants(self, case: Case) -> bool:
+        """Tell whether a case is asked for."""
+        return self.only in case.title and (case.short or not self.short)
+
+
+def titles(order: Order) -> list[list[str]]:
+    """Return the titles of the cases asked for: those that run alone, and the others; each in the matrix's order."""
+    nothing: Any = None  # to work on, as none of them runs here
+    wanted = [case for case in matrix(nothing, nothing, nothing) if order.wants(case)]
+    return [[case.title for case in wanted if (case.group in ALONE) is alone] for alone in (True, False)]
+
+
+def do(order: Order, chosen: Collection[str], note: Note = lambda _: None) -> list[Row]:
+    """Run the cases of these titles in this process, and return what came of them; `note` is told of it on the way."""
+    kills.TIMES.warm = not order.short
+    clearing = Clearing(order.keep, say)
     rows: list[Row] = []
     try:
         with subjects() as (rig, older, boxes):
-            chosen = [case for case in matrix(rig, older, boxes) if only in f"{case.group}: {case.name}"]
 
             def failed(case: Case, failure: str, error: Exception) -> str:
                 subject: Subject = boxes if case.group == containers.GROUP else rig
                 return clearing.after(subject, case, failure, error)
 
-            rows = run(chosen, budget, seed, short=short, most=rounds, failed=failed, say=say, note=note)
+            rows = run(
+                [case for case in matrix(rig, older, boxes) if case.title in chosen],
+                order.until - time.monotonic(),
+                order.seed,
+                short=order.short,
+                most=order.rounds,
+                failed=failed,
+                say=say,
+                note=note,
+            )
     except Exception as error:
         if not rows:
             raise
         # It has its table all the same, and is no good run.
         rows[-1].failures.append(f"what it stood on could not be ended: {error!r}")
     note(rows)
-    say(f"\n{markdown(rows)}\n")
     return rows
+
+
+def torture(order: Order, note: Note) -> list[Row]:
+    """Run all that is asked for: first, each alone, what takes a time; then the others, side by side.
+
+    `note` is told of the rows of all after each round. Those that run alone have one round each, so that each case has its
+    first before any has a second.
+    """
+    done: list[Row] = []
+    alone, others = titles(order)
+    for lanes in ([alone], [others[lane::LANES] for lane in range(LANES)]):
+        work = [partial(do, order, chosen) for chosen in lanes if chosen]
+        done = done + run_lanes(work, partial(_after, note, done))
+    return done
+
+
+def _after(note: Note, before: list[Row], rows: list[Row]) -> None:
+    note([*before, *rows])
 
 
 def seconds(text: str) -> float:
@@ -143,16 +196,16 @@ def main() -> int:
             part.write_text(f"{json.dumps(told, indent=1)}\n", encoding="utf-8")
             part.replace(options.json)
 
-    rows = torture(
-        options.budget if what_fits else seconds(BUDGET),
+    order = Order(
+        until=clock + (options.budget if what_fits else seconds(BUDGET)),
         short=options.short,
         only=options.only,
         rounds=options.rounds,
         seed=options.seed,
         keep=options.json and options.json.with_name(f"{options.json.name}.failures"),
-        say=partial(print, flush=True),
-        note=note,
     )
+    rows = torture(order, note)
+    say(f"\n{markdown(rows)}\n")
     wrong = faults(rows, what_fits=what_fits)
     for fault in wrong:
         print(f"WRONG: {fault}\n", file=sys.stderr)

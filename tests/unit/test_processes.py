@@ -1,14 +1,17 @@
 """A /proc made by hand: what must be seen in the real one cannot be made to happen there."""
 
+import math
 import os
+import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sidecar.processes import Process, all_processes, children, kill, member, memory, postgres_in, title
+from sidecar.processes import AtWork, Process, all_processes, children, kill, member, memory, postgres_in, title
 
 
 class Proc:
@@ -125,3 +128,46 @@ def test_the_children_of_a_process_and_their_end() -> None:
     assert children(parent.pid) == []
     assert member(parent.pid) is None
     kill(found)
+
+
+def test_a_process_is_at_work_where_it_uses_a_core_and_not_where_it_waits_or_is_stopped() -> None:
+    turning = "print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", turning], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            work = AtWork(process.pid)
+            deadline = time.monotonic() + 20
+            while work.seen() == -math.inf:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(signal.SIGSTOP)
+            while (found := member(process.pid)) is not None and found.state != "T":
+                assert time.monotonic() < deadline
+            seen = work.seen()  # what it used until then
+            time.sleep(0.05)  # in which it could use something
+            assert work.seen() == seen
+        finally:
+            process.kill()
+    assert work.seen() == seen, "it is gone"
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        waits = AtWork(process.pid)
+        time.sleep(0.05)
+        process.kill()
+    assert waits.seen() == -math.inf
+
+
+def test_what_was_used_long_ago_is_no_work(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+
+    def uses(ticks: int) -> None:
+        fields = ["S", *["0"] * 10, str(ticks), str(ticks), *["0"] * 6, "5"]
+        (tmp_path / "7/stat").write_text(f"7 (api (x)) {' '.join(fields)}\n")
+
+    uses(100)
+    work = AtWork(7, tmp_path)
+    assert work.seen() == -math.inf
+    uses(10_000)
+    first = work.seen()
+    assert first > 0
+    assert work.seen() == first

@@ -84,7 +84,7 @@ async def stop(
 
     def children(pid: int) -> list[Member]:
         assert pid == NOBODY
-        return [Member(NOBODY, 0, "T")]
+        return [Member(NOBODY, 0, "T", 0.0)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stopping.processes, "children", children)

@@ -108,7 +108,7 @@ def test_a_seed_makes_the_same_places_whichever_cases_are_chosen() -> None:
 
 def test_the_short_form_is_one_round_of_its_cases() -> None:
     rows = rows_of(Case("g", "a", survives, 3, short=True), Case("g", "b", survives, 3), short=True)
-    assert [(row.case.name, row.rounds) for row in rows] == [("a", 1)]
+    assert [(row.case, row.rounds) for row in rows] == [("a", 1)]
     assert faults(rows) == []
 
 

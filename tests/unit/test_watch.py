@@ -147,7 +147,7 @@ def test_an_api_that_hangs_is_seen_as_such_and_a_busy_one_is_up(busy: int, monke
             first = False
             return httpx2.Response(200)
 
-        def answered_others() -> float:
+        def at_work() -> float:
             nonlocal excused
             if made.server is not Server.UP or excused == busy:
                 return -math.inf
@@ -160,7 +160,7 @@ def test_an_api_that_hangs_is_seen_as_such_and_a_busy_one_is_up(busy: int, monke
                 hung.set()
 
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
-            made = ApiWatch(client, answered_others, changed)
+            made = ApiWatch(client, at_work, changed)
             watching = asyncio.ensure_future(made.run())
             async with asyncio.timeout(20):
                 await hung.wait()
