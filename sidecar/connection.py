@@ -16,6 +16,7 @@ from sidecar.status import RETRY_AFTER
 REQUEST_TIME = 20.0  # seconds for a request's headers, and for what comes of its body after the answer
 ONE_WAY_TIME = 5.0  # seconds in which a client that closed its own direction still gets answers
 HEADERS_MAX = 16384  # bytes
+MOMENT = 0.1  # seconds that each client has from being taken up, however many others come
 _OURS = 96  # descriptors for everything else that the sidecar has open
 _SHARES = 4  # the gateway's clients, its connections to hindsight-api, and the two addresses of the control API
 _MOST, _LEAST = 1024, 8
@@ -34,6 +35,7 @@ class Connection(H11Protocol):
 
     Attributes:
         limit: connections of one listener; one more takes the place of the one that we have waited for longest.
+        since: seconds of the loop's clock at which it was taken up.
 
     """
 
@@ -42,11 +44,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take up a connection."""
         super().connection_made(transport)
-        self._heard = self.loop.time()
+        self.since = self._heard = self.loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._one_way = False
-        if len(self.connections) > self.limit:
-            self._make_room()
+        if len(self.open_ones()) > self.limit:
+            self.app = _too_many
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,15 +114,22 @@ class Connection(H11Protocol):
         """Whether the next thing to happen is the client's."""
         return self._between_requests or (self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused)
 
-    def _make_room(self) -> None:
-        others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
-        if len(others) <= self.limit:
-            return
-        waiting = [one for one in others if one is not self and one._waits_for_client]  # noqa: SLF001 - our own kind
-        if waiting:
-            min(waiting, key=lambda one: one._heard).transport.close()  # noqa: SLF001
-        else:
-            self.app = _too_many
+    def open_ones(self) -> list["Connection"]:
+        """Return all connections of its listener that are not on their way out."""
+        return [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+
+    def idlest(self) -> "Connection | None":
+        """Return the one of them to be closed for another: what we have waited for longest, of those that had their moment.
+
+        Where none had it yet, the one that will have had it first; None where all have calls under way.
+        """
+        waiting = [one for one in self.open_ones() if one._waits_for_client]  # noqa: SLF001 - our own kind
+        heard = [one for one in waiting if one.left_of_its_moment() <= 0]
+        return min(heard or waiting, key=lambda one: one._heard if heard else one.since, default=None)  # noqa: SLF001
+
+    def left_of_its_moment(self) -> float:
+        """Return how many seconds are left in which what its client sent at once is sure to be heard."""
+        return self.since + MOMENT - self.loop.time()
 
     def _watch(self) -> None:
         """Bound the time for what we wait for now. Between whole requests uvicorn's own bound holds."""
@@ -139,6 +148,22 @@ class Connection(H11Protocol):
     def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+async def make_room(newcomer: Connection) -> None:
+    """Have room for one more connection, or wait for it while all others have only just come.
+
+    Where all have calls under way there is none, and the newcomer will be told so.
+    """
+    while len(newcomer.open_ones()) >= newcomer.limit:
+        idlest = newcomer.idlest()
+        if idlest is None:
+            return
+        left = idlest.left_of_its_moment()
+        if left <= 0:
+            idlest.transport.close()
+        else:
+            await asyncio.sleep(left)
 
 
 async def _too_many(scope: Scope, _: Receive, send: Send) -> None:

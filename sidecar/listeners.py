@@ -17,7 +17,6 @@ from sidecar.settings import Address, Settings
 
 _BACKLOG = 1024  # connections that wait to be taken up; Linux has 4096 at the most
 _GONE_PATIENCE = 0.3  # seconds for a call to end whose client is gone
-_ACCEPTS = 64  # connections taken up at once
 _TAKEN_PATIENCE = 3.0  # seconds
 _TAKEN_PAUSE = 0.05
 RUN_LOCK = "sidecar.lock"
@@ -143,6 +142,7 @@ class Server:
         """Begin to serve, at most so many connections."""
         import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
 
+        from sidecar.accepting import Acceptor  # noqa: PLC0415 - the same
         from sidecar.connection import HEADERS_MAX, Connection, connections_allowed  # noqa: PLC0415 - the same
 
         limit = connections or connections_allowed()
@@ -150,8 +150,6 @@ class Server:
             Faultless(app),
             http=type("Connection", (Connection,), {"limit": limit}),
             h11_max_incomplete_event_size=HEADERS_MAX,
-            # asyncio's accept loop logs once per place in the backlog when descriptors run out (CPython 3.11).
-            backlog=_ACCEPTS,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -166,14 +164,22 @@ class Server:
         self._server.capture_signals = _no_signal_handlers  # type: ignore[method-assign]
         startup = self._server.startup
 
-        async def start(sockets: list[socket.socket] | None = None) -> None:
-            await startup(sockets)
-            # asyncio listens anew, with room for those alone that it takes up at once: a probe in a burst of connections
-            # would come a second later, when its kernel tries again.
-            listener.listen(_BACKLOG)
+        def protocol() -> Connection:
+            state = self._server.server_state
+            made: Connection = config.http_protocol_class(  # type: ignore[call-arg, assignment]
+                config=config, server_state=state, app_state=self._server.lifespan.state
+            )
+            return made
+
+        async def start(sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG001 - ours are accepted from otherwise
+            await startup([])
+            self._server.servers.append(Acceptor(listener, protocol, self._leave))  # type: ignore[arg-type]
 
         self._server.startup = start  # type: ignore[method-assign]
         self.serving: asyncio.Task[None] = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    def _leave(self) -> None:
+        self._server.should_exit = True
 
     async def listening(self) -> None:
         """Return once requests are answered, or once the server has ended."""
@@ -185,7 +191,7 @@ class Server:
 
         What does not end then either, such as one that waits for a disk, is left behind.
         """
-        self._server.should_exit = True
+        self._leave()
         await asyncio.wait({self.serving}, timeout=grace)
         for _ in range(2):  # some may come until it closes its sockets
             if self.serving.done():

@@ -52,6 +52,26 @@ def resume(pids: list[int]) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def throttled(pid: int, share: float) -> Iterator[None]:
+    """Let a process run for a part of each fifth of a second only, as the kernel does in a container with that limit of CPU."""
+    end = threading.Event()
+
+    def run() -> None:
+        while not end.is_set():
+            with stopped([pid]):
+                end.wait((1 - share) / 5)
+            end.wait(share / 5)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
 def sql(sidecar: RunningSidecar) -> "psycopg.Connection[tuple[object, ...]]":
     """Connect to the served database as its superuser, in autocommit."""
     return psycopg.connect(host=str(sidecar.run_dir), user="postgres", dbname="hindsight", autocommit=True)
@@ -271,13 +291,15 @@ class FullOfFiles:
 
     def __init__(self, sidecar: RunningSidecar) -> None:
         self._directory = sidecar.volume / "files"
+        self._made = 0
 
     def fill(self) -> None:
-        """Take every inode."""
-        self._directory.mkdir()
+        """Take every inode that is free."""
         with contextlib.suppress(OSError):
-            for number in range(10**6):
-                (self._directory / str(number)).touch()
+            self._directory.mkdir(exist_ok=True)
+            for _ in range(10**6):
+                (self._directory / str(self._made)).touch()
+                self._made += 1
 
     def gone(self) -> None:
         """Give them all back."""

@@ -6,8 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from faults import TOLD_WITHIN, Alive, process_of, processes_of, resume, sql, stopped, wait_told, waiting_backend
+from faults import (
+    TOLD_WITHIN,
+    Alive,
+    process_of,
+    processes_of,
+    resume,
+    sql,
+    stopped,
+    throttled,
+    wait_told,
+    waiting_backend,
+)
 from harness import Answer, RunningSidecar, call, running_sidecar, wait_for
+
+from sidecar.watch import TIMEOUT
 
 pytestmark = pytest.mark.alone
 
@@ -74,16 +87,24 @@ def test_a_hindsight_api_that_goes_on_is_kept(sidecar: RunningSidecar) -> None:
 
 def test_a_hindsight_api_with_much_to_store_is_busy_and_does_not_hang(sidecar: RunningSidecar) -> None:
     remember(sidecar)
-    texts = [f"On shelf {number} of the archive lies a map of the coast, drawn by hand. " * 8 for number in range(200)]
+    texts = [f"On shelf {number} of the archive lies a map of the coast, drawn by hand. " * 8 for number in range(100)]
     body = {"items": [{"content": text} for text in texts], "async": False}
     before = sidecar.health()["components"]
-    with ThreadPoolExecutor(1) as pool:
+    api = before["hindsight-api"]["pid"]
+    with ThreadPoolExecutor(2) as pool, throttled(api, 0.4):
         storing = pool.submit(sidecar.memory, "/banks/hung/memories", "POST", body, timeout=120)
+        silent = 0.0
         states = set()
         while not storing.done():
-            health = sidecar.health()
-            states.add((health["state"], health["detail"]))
+            asked = time.monotonic()
+            asking = pool.submit(call, sidecar.api_port, "/health")
+            while not asking.done():
+                health = sidecar.health()
+                states.add((health["state"], health["detail"]))
+            silent = max(silent, time.monotonic() - asked)
+            assert asking.result().status == 200
         assert storing.result().status == 200
+    assert silent > TIMEOUT, f"it was silent for {silent:.1f} s, and nothing was tested"
     assert {state for state, _ in states} == {"ready"}, states
     assert sidecar.health()["components"] == before
 

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import json
+import os
 import resource
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
+import structlog
 
-from sidecar import connection
+from sidecar import accepting, connection
 from sidecar.connection import HEADERS_MAX, connections_allowed
 from sidecar.listeners import Server, bind_tcp
 from sidecar.settings import Address
@@ -40,6 +43,7 @@ class Rig:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.server: Server | None = None
         self.seen = 0
         self.gone = 0
         self.answers = asyncio.Event()
@@ -60,6 +64,12 @@ class Rig:
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        assert self.server is not None
+        return len(self.server._server.server_state.connections)
 
     async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -82,7 +92,7 @@ class Rig:
 async def rig(connections: int | None = None) -> AsyncIterator[Rig]:
     listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", 0))
     made = Rig(listener.getsockname()[1])
-    server = Server(made.app, listener, connections=connections)
+    server = made.server = Server(made.app, listener, connections=connections)
     try:
         await server.listening()
         yield made
@@ -307,6 +317,67 @@ def test_any_number_of_silent_ones_and_slow_senders_keeps_nobody_out() -> None:
                 await it.connect([b"", b"GET / HT", UPLOAD.replace(b"/x", b"/read")][number % 3])
             reader, _ = await it.connect(REQUEST)
             await reader.readuntil(b"ok")
+
+    run(work())
+
+
+def test_who_comes_in_a_burst_is_heard_before_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOMENT", 0.5)
+
+    async def work() -> None:
+        async with rig(connections=8) as it:
+            with contextlib.ExitStack() as stack:
+                # None is taken up meanwhile, as this has the event loop.
+                made = [socket.create_connection(("127.0.0.1", it.port)) for _ in range(20)]
+                slow = [stack.enter_context(one) for one in made][3]
+                await it.until(lambda: it.connections == 8)
+                slow.sendall(REQUEST)
+                slow.settimeout(0)
+                assert b"ok" in await asyncio.get_running_loop().sock_recv(slow, 1000)
+                assert it.connections == 8
+                reader, _ = await it.connect(REQUEST)
+                await reader.readuntil(b"ok")
+
+    run(work())
+
+
+def test_without_a_descriptor_a_connection_waits_until_there_is_one() -> None:
+    async def work() -> None:
+        with structlog.testing.capture_logs() as lines:
+            async with rig() as it:
+                await starve(it, lines)
+        assert [line["event"] for line in lines] == ["no connection can be accepted"]
+
+    async def starve(it: Rig, lines: list[Any]) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.create_connection(("127.0.0.1", it.port)) as client:
+            client.sendall(REQUEST)
+            client.settimeout(0)
+            os.close(next_one := os.dup(0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, hard))
+            try:
+                await it.until(lambda: bool(lines))
+                for _ in range(10):  # in which it is tried again
+                    await asyncio.sleep(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert b"ok" in await asyncio.get_running_loop().sock_recv(client, 1000)
+
+    run(work())
+
+
+def test_a_defect_in_accepting_ends_the_server_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(accepting, "make_room", fails)
+
+    async def work() -> None:
+        async with rig() as it:
+            await it.connect(REQUEST)
+            assert it.server is not None
+            with pytest.raises(ValueError, match="a defect"):
+                await it.server.serving
 
     run(work())
 
