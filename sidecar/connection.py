@@ -18,7 +18,7 @@ ONE_WAY_TIME = 5.0  # seconds in which a client that closed its own direction st
 HEADERS_MAX = 16384  # bytes
 MOMENT = 0.1  # seconds that each client has from being taken up, however many others come
 _OURS = 96  # descriptors for everything else that the sidecar has open
-_SHARES = 4  # the gateway's clients, its connections to hindsight-api, and the two addresses of the control API
+_SHARES = 5  # the gateway's clients, its connections to hindsight-api, the two addresses of the control API, that of the metrics
 _MOST, _LEAST = 1024, 8
 
 

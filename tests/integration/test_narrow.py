@@ -13,7 +13,7 @@ from limits import FAKETIME, Clock, build_an_index_in_parallel, in_namespace, li
 
 pytestmark = pytest.mark.long  # tests/torture has the same, and one of it in its short form
 BANK = "narrow"
-CALLERS = 32  # of the 40 connections that an address takes with 256 descriptors; the probes need some too
+CALLERS = 24  # of the 32 connections that an address takes with 256 descriptors; the probes need some too
 TEXT = "The glassblower keeps a kiln behind the bakery."
 
 

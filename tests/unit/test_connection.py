@@ -228,11 +228,11 @@ def test_half_a_header_is_not_waited_for_longer_than_a_moment(before: bytes, mon
             for _ in range(before.count(b"GET")):
                 await reader.readuntil(b"ok")
             for byte in b"GET / HTTP/1.1\r\nx: " + b"y" * 1000:  # more than can come in the time
-                if reader.at_eof():
+                if reader.at_eof() or reader.exception() is not None:  # it was closed while a byte came
                     break
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.01)
-            with contextlib.suppress(ConnectionError):  # it was closed while something came
+            with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
 
     run(work())
@@ -384,7 +384,7 @@ def test_a_defect_in_accepting_ends_the_server_and_is_told(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("descriptors", "allowed"),
-    [(64, 8), (256, 40), (1024, 232), (65536, 1024), (resource.RLIM_INFINITY, 1024)],
+    [(64, 8), (256, 32), (1024, 185), (65536, 1024), (resource.RLIM_INFINITY, 1024)],
 )
 def test_all_listeners_together_leave_descriptors(
     descriptors: int, allowed: int, monkeypatch: pytest.MonkeyPatch
