@@ -169,7 +169,7 @@ bench-migrate: dev-env api-env stand-in ## Measure dumps and restores beside pg_
 # Every fault at every moment, and what of the acknowledged memories is there afterwards (docs/reliability.md).
 BUDGET ?=
 .PHONY: torture
-torture: setup-onnx image-for-tests ## Kill, stop, hang and fill everything (BUDGET=30m: what fits; ONLY=text, ROUNDS, SEED, SHORT=1, JSON=file)
+torture: setup-onnx image-for-tests ## Kill, stop, hang and fill everything (BUDGET=90m: what fits; ONLY=text, ROUNDS, SEED, SHORT=1, JSON=file)
 	@$(pytest_environment) PYTHONPATH=.:tests/integration:tests/image:tests/torture '$(DEV)/bin/python' -P -u tests/torture/torture.py \
 	    $(if $(BUDGET),--budget '$(BUDGET)') $(if $(ONLY),--only '$(ONLY)') $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SEED),--seed '$(SEED)') $(if $(SHORT),--short) \
 	    $(if $(JSON),--json '$(JSON)')

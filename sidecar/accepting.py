@@ -18,14 +18,13 @@ class Acceptor:
     second. Here the kernel keeps what there is no room for yet.
     """
 
-    def __init__(self, listener: socket.socket, protocol: Callable[[], Connection], ended: Callable[[], None]) -> None:
-        """Begin to accept; `protocol` makes what a connection is handed to, `ended` is called once nothing is accepted any more."""
+    def __init__(self, listener: socket.socket, protocol: Callable[[], Connection]) -> None:
+        """Begin to accept; `protocol` makes what a connection is handed to."""
         listener.settimeout(0)
         self._listener = listener
         self._protocol = protocol
         self._log = log.get("sidecar")
         self._accepting = asyncio.create_task(self._run())
-        self._accepting.add_done_callback(lambda _: ended())
 
     def close(self) -> None:
         """Accept no more. Its socket may be closed at once."""
@@ -33,10 +32,8 @@ class Acceptor:
         self._accepting.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once nothing is taken up any more. Raises what it ended with, where that was a defect."""
+        """Return once nothing is taken up any more."""
         await asyncio.wait({self._accepting})
-        if not self._accepting.cancelled():
-            self._accepting.result()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -53,7 +50,10 @@ class Acceptor:
                 await asyncio.sleep(_OUT_OF_DESCRIPTORS)
                 continue
             told = False
-            await self._take(client)
+            try:
+                await self._take(client)
+            except Exception:  # noqa: BLE001 - it is the matter of one client, and the others are to be served
+                self._log.exception("a connection met an unexpected fault")
 
     async def _take(self, client: socket.socket) -> None:
         with contextlib.ExitStack() as unless_taken:

@@ -16,6 +16,7 @@ from sidecar.status import RETRY_AFTER
 REQUEST_TIME = 20.0  # seconds for a request's headers, and for what comes of its body after the answer
 ONE_WAY_TIME = 5.0  # seconds in which a client that closed its own direction still gets answers
 HEADERS_MAX = 16384  # bytes
+_LOOK = 0.002  # seconds between looks at whether there is room
 MOMENT = 0.1  # seconds that each client has from being taken up, however many others come
 _OURS = 96  # descriptors for everything else that the sidecar has open
 _SHARES = 5  # the gateway's clients, its connections to hindsight-api, the two addresses of the control API, that of the metrics
@@ -163,7 +164,7 @@ async def make_room(newcomer: Connection) -> None:
         if left <= 0:
             idlest.transport.close()
         else:
-            await asyncio.sleep(left)
+            await asyncio.sleep(min(left, _LOOK))  # most send their request at once, and are waited for no longer
 
 
 async def _too_many(scope: Scope, _: Receive, send: Send) -> None:

@@ -173,13 +173,10 @@ class Server:
 
         async def start(sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG001 - ours are accepted from otherwise
             await startup([])
-            self._server.servers.append(Acceptor(listener, protocol, self._leave))  # type: ignore[arg-type]
+            self._server.servers.append(Acceptor(listener, protocol))  # type: ignore[arg-type]
 
         self._server.startup = start  # type: ignore[method-assign]
         self.serving: asyncio.Task[None] = asyncio.create_task(self._server.serve(sockets=[listener]))
-
-    def _leave(self) -> None:
-        self._server.should_exit = True
 
     async def listening(self) -> None:
         """Return once requests are answered, or once the server has ended."""
@@ -191,7 +188,7 @@ class Server:
 
         What does not end then either, such as one that waits for a disk, is left behind.
         """
-        self._leave()
+        self._server.should_exit = True
         await asyncio.wait({self.serving}, timeout=grace)
         for _ in range(2):  # some may come until it closes its sockets
             if self.serving.done():

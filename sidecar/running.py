@@ -185,11 +185,16 @@ class Sidecar:
         supervising = asyncio.create_task(supervisor.run())
         everything: set[asyncio.Task[Any]] = {supervising, *servers}
         await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        if not supervising.done():
+        ended = [server for server in servers if server.done()]
+        if ended:
             self.request_stop("a server of ours ended")
         stop = await supervising
         self._grace = min(max(self._settings.stop_grace - stop.seconds - _RESERVE, 0.0), _SERVER_GRACE)
         self._log.info("stopped", clean=stop.clean, seconds=round(stop.seconds, 2))
+        for server in ended:
+            server.result()  # raises what it ended with
+        if ended:
+            raise RuntimeError("a server of ours ended, and nobody had asked it to")
         if not stop.clean:
             return leave(
                 EXIT_HARD_STOP,

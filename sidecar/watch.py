@@ -244,8 +244,7 @@ class ApiWatch(Watch):
         """Wait for its answer, for as long as it may be busy."""
         asked = time.monotonic()
         while not asking.done():
-            excused = min(self._at_work(), asked + _BUSY)
-            left = max(asked, excused) + TIMEOUT - time.monotonic()
+            left = min(max(asked, self._at_work()) + TIMEOUT, asked + _BUSY) - time.monotonic()
             if left <= 0:
                 return
             await asyncio.wait({asking}, timeout=min(left, _GLANCE))

@@ -37,13 +37,31 @@ def wait_for(condition: Callable[[], T], within: float, what: str, every: float 
         time.sleep(every)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+class Ports:
+    """Ports that nobody listens on. Processes that share them out never have the same one."""
+
+    def __init__(self) -> None:
+        self._own, self._among = 0, 1
+
+    def share(self, own: int, among: int) -> None:
+        """Take from now on those of one of so many processes alone."""
+        self._own, self._among = own, among
+
+    def free(self, count: int) -> list[int]:
+        """Return some."""
+        found: list[int] = []
+        with contextlib.ExitStack() as stack:
+            while len(found) < count:
+                one = stack.enter_context(socket.socket())
+                one.bind(("127.0.0.1", 0))
+                port = one.getsockname()[1]
+                if port // 2 % self._among == self._own:  # the kernel may prefer the odd ones, or the even
+                    found.append(port)
+        return found
+
+
+PORTS = Ports()
+free_ports = PORTS.free
 
 
 @contextlib.contextmanager

@@ -145,6 +145,11 @@ class Row:
         return f"{self.group}: {self.case}"
 
 
+def rows_for(cases: Iterable[Case], most: int) -> list[Row]:
+    """Return the rows of cases that had no round yet; none has more rounds than `most`, where that is not 0."""
+    return [Row(case.group, case.name, case.rounds, min(case.rounds, most) if most else case.rounds) for case in cases]
+
+
 Failed = Callable[[Case, str, Exception], str]
 
 
@@ -153,7 +158,6 @@ def run(
     budget: float,
     seed: int,
     *,
-    short: bool,
     most: int,
     failed: Failed,
     say: Callable[[str], None],
@@ -166,9 +170,8 @@ def run(
     next round begins, and returns what else there is to tell of it; `note` is told of all that came of the run so far,
     after each round.
     """
-    most = 1 if short else most
-    chosen = [case for case in cases if case.short or not short]
-    rows = [Row(case.group, case.name, case.rounds, min(case.rounds, most) if most else case.rounds) for case in chosen]
+    chosen = list(cases)
+    rows = rows_for(chosen, most)
     deadline = time.monotonic() + budget
     for number in range(max((row.planned for row in rows), default=0)):
         for case, row in zip(chosen, rows, strict=True):

@@ -7,6 +7,7 @@ budget ended before all rounds were done, but for a budget that somebody asked f
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -28,7 +29,7 @@ from clearing import Clearing
 from containers import ContainerRig
 from harness import reachable_directory
 from lanes import LANES, Note, run_lanes
-from matrix import Case, Row, Subject, faults, run, unfinished
+from matrix import Case, Row, Subject, faults, rows_for, run, unfinished
 from rig import Rig
 from table import as_json, markdown
 
@@ -102,12 +103,16 @@ class Order:
         """Tell whether a case is asked for."""
         return self.only in case.title and (case.short or not self.short)
 
+    @property
+    def most(self) -> int:
+        """Return how many rounds a case may have, 0 for all."""
+        return 1 if self.short else self.rounds
 
-def titles(order: Order) -> list[list[str]]:
-    """Return the titles of the cases asked for: those that run alone, and the others; each in the matrix's order."""
-    nothing: Any = None  # to work on, as none of them runs here
-    wanted = [case for case in matrix(nothing, nothing, nothing) if order.wants(case)]
-    return [[case.title for case in wanted if (case.group in ALONE) is alone] for alone in (True, False)]
+
+def wanted(order: Order) -> list[Case]:
+    """Return the cases asked for, in the matrix's order, to be looked at: they have nothing to work on."""
+    nothing: Any = None
+    return [case for case in matrix(nothing, nothing, nothing) if order.wants(case)]
 
 
 def do(order: Order, chosen: Collection[str], note: Note = lambda _: None) -> list[Row]:
@@ -126,8 +131,7 @@ def do(order: Order, chosen: Collection[str], note: Note = lambda _: None) -> li
                 [case for case in matrix(rig, older, boxes) if case.title in chosen],
                 order.until - time.monotonic(),
                 order.seed,
-                short=order.short,
-                most=order.rounds,
+                most=order.most,
                 failed=failed,
                 say=say,
                 note=note,
@@ -141,22 +145,26 @@ def do(order: Order, chosen: Collection[str], note: Note = lambda _: None) -> li
     return rows
 
 
-def torture(order: Order, note: Note) -> list[Row]:
+def torture(order: Order, note: Note) -> tuple[list[Row], list[str]]:
     """Run all that is asked for: first, each alone, what takes a time; then the others, side by side.
 
-    `note` is told of the rows of all after each round. Those that run alone have one round each, so that each case has its
-    first before any has a second.
+    Return the rows of all, and what went wrong beside them, as sentences; `note` is told of all rows after each round. Those
+    that run alone have one round each, so that each case has its first before any has a second.
     """
-    done: list[Row] = []
-    alone, others = titles(order)
+    cases = wanted(order)
+    alone = [case.title for case in cases if case.group in ALONE]
+    others = [case.title for case in cases if case.group not in ALONE]
+    rows = {row.title: row for row in rows_for(cases, order.most)}
+
+    def take(found: list[Row]) -> None:
+        rows.update((row.title, row) for row in found)
+        note(list(rows.values()))
+
+    wrong = []
+    take([])  # so that a file that cannot be written is told now, and not after the first round
     for lanes in ([alone], [others[lane::LANES] for lane in range(LANES)]):
-        work = [partial(do, order, chosen) for chosen in lanes if chosen]
-        done = done + run_lanes(work, partial(_after, note, done))
-    return done
-
-
-def _after(note: Note, before: list[Row], rows: list[Row]) -> None:
-    note([*before, *rows])
+        wrong += run_lanes([partial(do, order, chosen) for chosen in lanes if chosen], take)
+    return list(rows.values()), wrong
 
 
 def seconds(text: str) -> float:
@@ -170,7 +178,7 @@ def main() -> int:
     """Run it from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--budget", type=seconds, help=f"what fits into a time such as 90s, 30m or 2h; otherwise all, within {BUDGET}"
+        "--budget", type=seconds, help=f"what fits into a time such as 90s, 90m or 2h; otherwise all, within {BUDGET}"
     )
     parser.add_argument("--short", action="store_true", help="one round each of the cases that `make test` runs")
     parser.add_argument("--only", default="", help="run the cases that have this text in `group: name`")
@@ -180,6 +188,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="a file for everything that is known of the run")
     options = parser.parse_args()
+    # Whoever ends this ends its lanes, and they what they run.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began, clock = datetime.now(UTC), time.monotonic()
     what_fits = options.budget is not None
 
@@ -204,9 +214,9 @@ def main() -> int:
         seed=options.seed,
         keep=options.json and options.json.with_name(f"{options.json.name}.failures"),
     )
-    rows = torture(order, note)
+    rows, wrong = torture(order, note)
     say(f"\n{markdown(rows)}\n")
-    wrong = faults(rows, what_fits=what_fits)
+    wrong += faults(rows, what_fits=what_fits)
     for fault in wrong:
         print(f"WRONG: {fault}\n", file=sys.stderr)
     told = [

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -310,6 +311,23 @@ def test_a_call_under_way_keeps_its_place_and_what_finds_none_is_told_so() -> No
     run(work())
 
 
+def test_many_that_find_no_place_are_told_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOMENT", 3.0)
+
+    async def work() -> None:
+        async with rig(connections=2) as it:
+            it.answers.clear()
+            for _ in range(2):
+                await it.connect(REQUEST)
+            await it.until(lambda: it.seen == 2)
+            began = time.monotonic()
+            for reader, _ in [await it.connect(REQUEST) for _ in range(10)]:
+                assert parsed(await reader.read())[0] == 503
+            assert time.monotonic() - began < 3.0, "one had to wait until the moment of another was over"
+
+    run(work())
+
+
 def test_any_number_of_silent_ones_and_slow_senders_keeps_nobody_out() -> None:
     async def work() -> None:
         async with rig(connections=8) as it:
@@ -366,20 +384,26 @@ def test_without_a_descriptor_a_connection_waits_until_there_is_one() -> None:
     run(work())
 
 
-def test_a_defect_in_accepting_ends_the_server_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(_: object) -> None:
-        raise ValueError("a defect")
+def test_a_defect_in_accepting_is_told_and_the_next_client_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter([ValueError("a defect")])
 
-    monkeypatch.setattr(accepting, "make_room", fails)
+    async def fails_once(newcomer: connection.Connection) -> None:
+        for error in calls:
+            raise error
+        await connection.make_room(newcomer)
+
+    monkeypatch.setattr(accepting, "make_room", fails_once)
 
     async def work() -> None:
         async with rig() as it:
-            await it.connect(REQUEST)
-            assert it.server is not None
-            with pytest.raises(ValueError, match="a defect"):
-                await it.server.serving
+            reader, _ = await it.connect()
+            assert await reader.read() == b""
+            reader, _ = await it.connect(REQUEST)
+            await reader.readuntil(b"ok")
 
-    run(work())
+    with structlog.testing.capture_logs() as lines:
+        run(work())
+    assert [line["event"] for line in lines] == ["a connection met an unexpected fault"]
 
 
 @pytest.mark.parametrize(

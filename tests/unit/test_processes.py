@@ -151,23 +151,31 @@ def test_a_process_is_at_work_where_it_uses_a_core_and_not_where_it_waits_or_is_
             process.kill()
     assert work.seen() == seen, "it is gone"
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        waits = AtWork(process.pid)
-        time.sleep(0.05)
-        process.kill()
-    assert waits.seen() == -math.inf
+        try:
+            waits = AtWork(process.pid)
+            time.sleep(0.05)
+            assert waits.seen() == -math.inf
+        finally:
+            process.kill()
 
 
-def test_what_was_used_long_ago_is_no_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ticks", [0, 1, 4, 6, 50])
+def test_a_fifth_of_a_core_since_the_look_before_is_work(
+    ticks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "7").mkdir()
+    now = 1000.0
+    monkeypatch.setattr("sidecar.processes.time.monotonic", lambda: now)
 
-    def uses(ticks: int) -> None:
-        fields = ["S", *["0"] * 10, str(ticks), str(ticks), *["0"] * 6, "5"]
+    def uses(own: int, for_it: int) -> None:
+        fields = ["S", *["0"] * 10, str(own), str(for_it), *["0"] * 6, "5"]
         (tmp_path / "7/stat").write_text(f"7 (api (x)) {' '.join(fields)}\n")
 
-    uses(100)
+    works = ticks > 5  # a fifth of 25
+    uses(100, 200)
     work = AtWork(7, tmp_path)
-    assert work.seen() == -math.inf
-    uses(10_000)
-    first = work.seen()
-    assert first > 0
-    assert work.seen() == first
+    now += 0.25
+    uses(100, 200 + ticks)
+    assert work.seen() == (now if works else -math.inf)
+    now += 0.25
+    assert work.seen() == (now - 0.25 if works else -math.inf), "it has used nothing since"

@@ -192,7 +192,7 @@ def test_an_api_is_not_busy_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
             watching = asyncio.ensure_future(made.run())
             async with asyncio.timeout(20):
                 await hung.wait()
-            assert time.monotonic() - began >= 0.2
+            assert 0.2 <= time.monotonic() - began < 0.2 + 5.0
             watching.cancel()
             await asyncio.wait({watching})
 
