@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,24 +52,25 @@ def resume(pids: list[int]) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-@contextlib.contextmanager
-def throttled(pid: int, share: float) -> Iterator[None]:
-    """Let a process run for a part of each fifth of a second only, as the kernel does in a container with that limit of CPU."""
-    end = threading.Event()
+# What Python runs at its start: the signal keeps the main thread, which answers everybody, at work for some seconds.
+TURNING = """
+import signal, time
+def turn(*_):
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end:
+        pass
+signal.signal(signal.SIGUSR2, turn)
+"""
 
-    def run() -> None:
-        while not end.is_set():
-            with stopped([pid]):
-                end.wait((1 - share) / 5)
-            end.wait(share / 5)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+def make_it_turn(sidecar: RunningSidecar, seconds: float) -> Callable[[], None]:
+    """Have a hindsight-api that is not started yet turn in circles for some seconds whenever what this returns is called."""
+    directory = sidecar.home / "turning"
+    directory.mkdir()
+    directory.chmod(0o755)
+    (directory / "sitecustomize.py").write_text(TURNING.format(seconds=seconds))
+    sidecar.settings |= {"PYTHONPATH": str(directory), "HINDSIGHT_SIDECAR_PASS_ENV": "PYTHONPATH"}
+    return lambda: os.kill(sidecar.pid_of("hindsight-api"), signal.SIGUSR2)
 
 
 def sql(sidecar: RunningSidecar) -> "psycopg.Connection[tuple[object, ...]]":
