@@ -171,7 +171,7 @@ class Server:
             )
             return made
 
-        async def start(sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG001 - ours are accepted from otherwise
+        async def start(sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG001 - the acceptor has ours
             await startup([])
             self._server.servers.append(Acceptor(listener, protocol))  # type: ignore[arg-type]
 
