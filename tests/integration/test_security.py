@@ -7,7 +7,7 @@ import re
 import socket
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,8 @@ TOKEN, KEY = OURS["HINDSIGHT_SIDECAR_TOKEN"], OURS["HINDSIGHT_SIDECAR_API_KEY"]
 class Watch:
     """Looks at every process that a sidecar starts, all the time.
 
+    Not at those that hindsight-api starts (`uname`, for what its libraries tell of the machine): they have what it has.
+
     Attributes:
         seen: names of the processes that were looked at.
         found: who had which secret, and where.
@@ -77,7 +79,7 @@ class Watch:
     def _look(self) -> None:
         assert self.sidecar.process is not None
         own = read(self.sidecar.process.pid, "cmdline")
-        for pid in descendants(self.sidecar.process.pid):
+        for pid in descendants(self.sidecar.process.pid, childless=is_hindsight_api):
             words, environment = read(pid, "cmdline"), read(pid, "environ")
             if not words or words == own:  # a zombie, or what is the sidecar's own image still
                 continue
@@ -104,13 +106,18 @@ def read(pid: int, name: str) -> bytes:
         return b""  # it ended
 
 
-def descendants(pid: int) -> list[int]:
-    """Return every process that a process started, and what those started."""
+def is_hindsight_api(pid: int) -> bool:
+    return b"hindsight-api" in read(pid, "cmdline")
+
+
+def descendants(pid: int, childless: Callable[[int], bool] = lambda _: False) -> list[int]:
+    """Return every process that a process started, and what those started that are not to be taken as `childless`."""
     try:
         children = [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in read_children(task)]
     except OSError:
         return []
-    return [*children, *(one for child in children for one in descendants(child))]
+    grown = [child for child in children if not childless(child)]
+    return [*children, *(one for child in grown for one in descendants(child, childless))]
 
 
 def read_children(task: Path) -> list[str]:
