@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import quote
 
-import typer
-
 from sidecar import inspection, progress, reporting
 from sidecar.administration_client import Client, Json, ProblemError, UnreachableError
 from sidecar.destination import STDIO, destination
 from sidecar.errors import RefusedError, SidecarError, VerificationError
 from sidecar.progress import Tell
+from sidecar.terminal import say
 
 _ENDINGS: dict[str, type[SidecarError]] = {"refused": RefusedError, "verification-failed": VerificationError}
 
@@ -37,12 +36,12 @@ class Console:
         """Print a result, as JSON or as the lines of it."""
         text = json.dumps(found, indent=2, ensure_ascii=False) if self._as_json else "\n".join(lines())
         if text:
-            typer.echo(text, err=self._output_taken)
+            say(text, err=self._output_taken)
 
     @staticmethod
     def aside(text: str) -> None:
         """Print what is no result."""
-        typer.echo(text, err=True)
+        say(text, err=True)
 
     @staticmethod
     def is_terminal() -> bool:
@@ -52,7 +51,7 @@ class Console:
     @staticmethod
     def check_agreed(question: str) -> None:
         """Ask on standard error, since a result goes to standard output. Raises RefusedError for anything but yes."""
-        typer.echo(f"{question} [y/N] ", err=True, nl=False)
+        say(f"{question} [y/N] ", err=True, newline=False)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise RefusedError("nothing was replaced")
 
@@ -377,13 +376,12 @@ def rollback(client: Client, name: str | None, console: Console, *, yes: bool) -
             raise RefusedError(
                 f"nothing was replaced, since nobody can be asked here; add --yes to serve {chosen} again"
             )
-        console.aside(
-            f"{chosen}, served until {reporting.served_until(chosen)}, is served again. What is served now is kept, and its "
-            "name is told afterwards."
-        )
+        until = reporting.served_until(chosen)
+        was = "" if until is None else f", served until {until},"
+        console.aside(f"{chosen}{was} is served again. What is served now is kept, and its name is told afterwards.")
         console.check_agreed("Replace it?")
     operation = follow(client, lambda _: client.call("POST", "/v1/rollback", {"database": chosen}))
-    console.result(operation, lambda: [reporting.rolled_back_line(operation)] if operation["outcome"] == "done" else [])
+    console.result(operation, lambda: reporting.rolled_back_lines(operation) if operation["outcome"] == "done" else [])
     check(operation)
 
 

@@ -48,6 +48,7 @@ INCOMING = ".incoming-"  # prefix of an upload; swept at the next start
 FILE = "upload"
 _MARGIN = 64 * MIB  # bytes that an upload leaves free
 _STALLED = 60.0  # seconds without a piece of an upload
+_KEPT_FOR = 3600.0  # seconds after a dry run, for its upload
 
 
 class Administration:
@@ -68,6 +69,8 @@ class Administration:
         self._restoring = Restoring(settings, parts, served)
         self._adoption = Adoption(self._restoring)
         self._last_piece = -math.inf  # monotonic seconds, of an upload that comes now
+        self._expiring: dict[str, asyncio.TimerHandle] = {}  # by the name of an upload that a dry run kept
+        self._removing: set[asyncio.Task[None]] = set()
         self._log = log.get("administration")
 
     @property
@@ -92,6 +95,7 @@ class Administration:
         One with a `retention` is scheduled: it is verified, and then those that a schedule keeps no longer are deleted.
         """
         parts = self._parts
+        parts.check_served()  # the dump's manifest says of it that it is of the model at hand
         programs, model, versions = parts.programs, parts.model, {"sidecar": __version__, **parts.versions}
 
         async def work(operation: Operation) -> None:
@@ -157,11 +161,22 @@ class Administration:
 
     # Restores ---------------------------------------------------------------------------------------------------
 
+    async def check_possible(self) -> None:
+        """Look whether memories can be brought in now, before anything is sent or read for it.
+
+        Raises:
+            BusyError, TransientError, RefusedError, psycopg.OperationalError: they cannot.
+
+        """
+        if (running := self.operations.current) is not None:
+            raise BusyError(running)
+        await self._restoring.check_possible()
+
     async def receive(self, body: AsyncIterator[bytes], length: int | None) -> str:
         """Write an upload to the volume, piece by piece, and return its name; a cut one is discarded.
 
         Raises:
-            RefusedError: there is no space for it, or it is shorter than was said.
+            RefusedError: there is no space for it and what is unpacked of it, or it is shorter than was said.
             OSError: it cannot be written.
 
         """
@@ -177,10 +192,12 @@ class Administration:
             self._last_piece = -math.inf
         return identifier
 
-    def _make_incoming(self, directory: Path, wanted: int | None = None) -> None:
+    def _make_incoming(self, directory: Path, length: int | None = None) -> None:
         self.dumps_directory.mkdir(mode=0o700, exist_ok=True)
-        if wanted is not None:
-            self._check_space(wanted)
+        if length is not None:
+            _check_room(
+                self.dumps_directory, 2 * length, f"the upload and what is unpacked of it take {2 * length // MIB} MiB"
+            )
         directory.mkdir(mode=0o700)
 
     async def _write(self, body: AsyncIterator[bytes], path: Path, length: int | None) -> None:
@@ -192,19 +209,13 @@ class Administration:
                 received += len(piece)
                 await off_loop(file.write, piece)
                 if received % (64 * MIB) < len(piece):
-                    await off_loop(self._check_space, 0)
+                    await off_loop(
+                        _check_room, path.parent, 0, f"{received // MIB} MiB of the upload came, and more comes"
+                    )
         finally:
             await off_loop(file.close)
         if length is not None and received != length:
             raise RefusedError(f"{received} of {length} bytes came; the upload was cut, send it again")
-
-    def _check_space(self, wanted: int) -> None:
-        free = volume.free_bytes(self.dumps_directory)
-        if free < wanted + _MARGIN:
-            raise RefusedError(
-                f"the upload has {wanted // MIB} MiB, and {self.dumps_directory} has {free // MIB} MiB free, of which "
-                f"{_MARGIN // MIB} stay free; delete old dumps or kept databases, or grow the volume"
-            )
 
     async def restore_upload(self, identifier: str, wish: Wish) -> Operation:
         """Begin a restore of what was uploaded; the upload is kept after a dry run alone. Raises BusyError, RefusedError."""
@@ -217,15 +228,33 @@ class Administration:
             try:
                 operation.report["upload"] = identifier
                 operation.enter("unpack")
-                file, manifest = await off_loop(_unpack, directory)
+                file, manifest = await off_loop(_unpack, directory, operation)
                 await self._restoring.restore(file, manifest, wish, operation, f"upload {identifier}")
                 done = True
             finally:
-                if not (wish.dry_run and done):
+                if wish.dry_run and done:
+                    later = asyncio.get_running_loop().call_later
+                    self._expiring[identifier] = later(_KEPT_FOR, self._expire, identifier, directory)
+                else:
                     await off_loop(shutil.rmtree, directory, ignore_errors=True)
                     operation.report.pop("upload", None)
 
-        return self.operations.start(Kind.RESTORE, work)
+        begun = self.operations.start(Kind.RESTORE, work)
+        self._keep_no_longer(identifier)
+        return begun
+
+    def _keep_no_longer(self, identifier: str) -> None:
+        """Forget that an upload is kept: an operation has it now, or it goes."""
+        if (timer := self._expiring.pop(identifier, None)) is not None:
+            timer.cancel()
+
+    def _expire(self, identifier: str, directory: Path) -> None:
+        """Remove an upload whose dry run nobody came back to: a command that was killed at its question, mostly."""
+        del self._expiring[identifier]
+        self._log.info("removing an upload that was kept for an hour and not restored", path=str(directory))
+        task = asyncio.create_task(off_loop(shutil.rmtree, directory, ignore_errors=True))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
 
     async def discard_upload(self, identifier: str) -> None:
         """Remove an upload that a dry run kept, or that cannot be restored now.
@@ -239,12 +268,20 @@ class Administration:
         if running is not None and running.report.get("upload") == identifier:
             raise BusyError(running)
         await off_loop(shutil.rmtree, self.dumps_directory / f"{INCOMING}{archive.check_id(identifier)}")
+        self._keep_no_longer(identifier)
 
     async def restore_dump(self, identifier: str, wish: Wish) -> Operation:
         """Begin a restore of a dump on the volume. Raises BusyError, RefusedError, FileNotFoundError."""
         found = await off_loop(self.open_dump, identifier)
 
         async def work(operation: Operation) -> None:
+            operation.enter("hash", found.manifest.size, "bytes")
+            try:
+                await off_loop(found.check, operation.advance)
+            except RefusedError as error:
+                raise RefusedError(
+                    f"dump {identifier} was damaged on the disk ({error}); delete it, and use another one"
+                ) from error
             await self._restoring.restore(found.directory / DUMP, found.manifest, wish, operation, f"dump {identifier}")
 
         return self.operations.start(Kind.RESTORE, work)
@@ -256,13 +293,14 @@ class Administration:
         """
         parts = self._parts
         address, programs, known = source_url.parse(url, password), parts.programs, parts.known_revisions
+        dimension = parts.model.identity.dimension
 
         async def work(operation: Operation) -> None:
             directory = self.dumps_directory / f"{INCOMING}{operation.id}"
             await off_loop(self._make_incoming, directory)
             freezes = freeze and not wish.dry_run
             try:
-                await source.check(address, operation, programs.binaries.major, known)
+                await source.check(address, operation, programs.binaries.major, known, dimension)
                 async with freezing.frozen(address, directory, operation) if freezes else contextlib.nullcontext():
                     fetched = await source.fetch(address, programs, directory, operation)
                     named = source_url.shown(address)
@@ -354,8 +392,8 @@ class Administration:
                 await swapping.exchange(socket_dir, chosen, outgoing)
                 operation.report |= {"served": chosen, "kept": outgoing}
                 try:
-                    operation.enter("start hindsight-api")
-                    await served.bring_api_up()
+                    _, doubts = await moving.start(socket_dir, served, operation)
+                    operation.report |= {"unproved": doubts} if doubts else {}
                 except BaseException as error:
                     await moving.put_back(socket_dir, served, outgoing, chosen, operation, error)
                     operation.report.clear()
@@ -409,6 +447,15 @@ class Administration:
             await self.operations.end()
 
 
+def _check_room(directory: Path, wanted: int, what: str) -> None:
+    free = volume.free_bytes(directory)
+    if free < wanted + _MARGIN:
+        raise RefusedError(
+            f"{what}, and {directory} has {free // MIB} MiB free, of which {_MARGIN // MIB} stay free; "
+            "delete old dumps or kept databases, or grow the volume"
+        )
+
+
 def _new_file(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
@@ -420,10 +467,15 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _unpack(directory: Path) -> tuple[Path, Manifest | None]:
+def _unpack(directory: Path, operation: Operation) -> tuple[Path, Manifest | None]:
     """Return the dump of an upload, and its manifest where it is an archive of ours. Raises RefusedError."""
     if (directory / archive.MANIFEST).exists():
-        found = Archive.open(directory)
+        found = Archive.open(directory)  # unpacked by a dry run, an hour ago perhaps
+        operation.total, operation.unit = found.manifest.size, "bytes"
+        try:
+            found.check(operation.advance)
+        except RefusedError as error:
+            raise RefusedError(f"the upload was damaged on the disk ({error}); send it again") from error
         return directory / DUMP, found.manifest
     file = directory / FILE
     if (directory / DUMP).exists():
@@ -431,7 +483,10 @@ def _unpack(directory: Path) -> tuple[Path, Manifest | None]:
     with file.open("rb") as opened:
         begin = opened.read(512)
     if archive.is_tar(begin):
-        made = archive.unpack(file, directory)
+        size = file.stat().st_size  # nobody told before, of an upload without a length
+        _check_room(directory, size, f"unpacking the upload takes {size // MIB} MiB")
+        operation.total, operation.unit = size, "bytes"
+        made = archive.unpack(file, directory, operation.advance)
         file.unlink()
         return directory / DUMP, made.manifest
     dump_file.read_header(file)  # says what it is, where it is no dump

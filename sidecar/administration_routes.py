@@ -1,5 +1,6 @@
 """The administration endpoints of the control API, `/v1/...`: what each takes, answers and refuses."""
 
+import errno
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable
@@ -143,6 +144,10 @@ def add_handlers(app: FastAPI) -> None:
     def blocked(_: Request, error: BlockedError) -> JSONResponse:
         return not_now(_, TransientError(f"{error.reason}: {error.detail}"))
 
+    @app.exception_handler(OSError)
+    def no_disk(_: Request, error: OSError) -> JSONResponse:
+        return not_now(_, TransientError(_worded(error)))
+
     @app.exception_handler(psycopg.OperationalError)
     def no_database(_: Request, error: psycopg.OperationalError) -> JSONResponse:
         return not_now(
@@ -157,6 +162,17 @@ def add_handlers(app: FastAPI) -> None:
 
 def _problem(status: int, title: str, detail: str, **members: Any) -> JSONResponse:  # noqa: ANN401 - JSON
     return ProblemResponse(problem(status, title, detail, **members), status)
+
+
+def _worded(error: OSError) -> str:
+    """Return in a sentence why files of ours could not be used, and what to do."""
+    why = error.strerror or str(error) or type(error).__name__
+    seen = f"{error.filename}: {why}" if error.filename else why
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"there is no space for it ({seen}); delete old dumps or kept databases, or grow the volume"
+    return (
+        f"the volume cannot be used for it ({seen}); give it and all in it to the sidecar's user, or look at its disk"
+    )
 
 
 def _begun(operation: Operation) -> JSONResponse:
@@ -198,6 +214,7 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
         administration = attach(request)
         if (body.dump is None) == (body.upload is None):
             raise HTTPException(400, "name a `dump` of the volume or an `upload` that a dry run kept, one of the two")
+        await administration.check_possible()
         if body.upload is not None:
             return _begun(await administration.restore_upload(body.upload, body.wish))
         return _begun(await _found(administration.restore_dump(body.dump or "", body.wish)))
@@ -210,7 +227,9 @@ def router(guard: Any) -> APIRouter:  # noqa: ANN401, C901 - what fastapi.Depend
     async def migrate(request: Request, body: MigrationBody) -> Response:
         wish = Wish(body.dry_run, body.discard_newer, body.force_model)
         password = body.password.get_secret_value() if body.password else None
-        return _begun(attach(request).migrate(body.source, wish, freeze=body.freeze, password=password))
+        administration = attach(request)
+        await administration.check_possible()
+        return _begun(administration.migrate(body.source, wish, freeze=body.freeze, password=password))
 
     @routes.post(
         "/adoption", status_code=202, summary="Begin to bring in the memories of the foreign cluster at PGDATA"
@@ -274,8 +293,7 @@ async def _found(work: Awaitable[T]) -> T:
 
 async def _upload(request: Request, wish: Wish) -> Operation:
     administration = attach(request)
-    if (running := administration.operations.current) is not None:
-        raise BusyError(running)  # before gigabytes are sent
+    await administration.check_possible()  # before gigabytes are sent
     given = request.headers.get("content-length")
     length = int(given) if given is not None and given.isdigit() else None
     try:

@@ -72,7 +72,7 @@ async def sample(connection: Connection) -> Stored:
     Observations are left out: an LLM sums them up, and what was embedded may be another text.
     """
     found: list[Stored] = []
-    for schema in await _sampled_schemas(connection):
+    for schema in await own_schemas(connection):
         cursor = await connection.execute(
             sql.SQL(
                 # The vectors are fetched last: sorting them would write most of the table to the disk.
@@ -91,7 +91,7 @@ async def sample(connection: Connection) -> Stored:
     return list(different.items())[:SAMPLE]
 
 
-async def _sampled_schemas(connection: Connection) -> list[str]:
+async def own_schemas(connection: Connection) -> list[str]:
     """Return the schemas whose memory_units is hindsight-api's own: another program's may have that name."""
     cursor = await connection.execute(
         "SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "  # noqa: S608 - a constant

@@ -1,4 +1,4 @@
-"""The environment that hindsight-api is started with: built name by name, and nothing inherited by accident."""
+"""The environments of hindsight-api and of what embeds as it does: built name by name, and nothing inherited by accident."""
 
 import shutil
 from collections.abc import Mapping
@@ -46,6 +46,18 @@ _PASSED = frozenset(
 )
 # Read by hindsight's client, and so perhaps set for a whole pod.
 _THE_CLIENTS = frozenset({"HINDSIGHT_API_KEY", "HINDSIGHT_API_TOKEN", "HINDSIGHT_API_URL"})
+# How an operator may have it embed: its vectors follow from these, and none is anybody's secret.
+_OF_EMBEDDING = frozenset(
+    f"{environment.API_PREFIX}EMBEDDINGS_{name}"
+    for name in (
+        "LOCAL_TRUST_REMOTE_CODE",
+        "ONNX_BATCH_SIZE",
+        "ONNX_CPU_MEM_ARENA",
+        "ONNX_CUDA_DEVICE_ID",
+        "ONNX_DEVICE",
+        "ONNX_OUTPUT_NAME",
+    )
+)
 _TYPO = 0.85  # likeness from which an unknown name is a known one mis-spelt
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -76,6 +88,10 @@ def owned(settings: Settings, model: Model) -> dict[str, str]:
         **_embeddings(settings, model),
         **_reranker(settings),
     }
+    return _named(values)
+
+
+def _named(values: Mapping[str, str]) -> dict[str, str]:
     return {f"{environment.API_PREFIX}{name}": value for name, value in values.items()}
 
 
@@ -228,19 +244,48 @@ def build(
     base = defaults()
     if has_llm(asked):
         del base["HINDSIGHT_API_LLM_PROVIDER"]  # an operator who configures an LLM gets hindsight's own default of it
-    scratch = settings.run_dir / "scratch"
-    threads = str(machine.cores)
     return {
         **passed,
         **base,
         **asked,
         **decided,
+        **_surroundings(settings, upstream, machine, identity),
+        "API_VENV": str(settings.api_venv),
+        "PGHOST": str(settings.run_dir),
+    }
+
+
+def for_embedding(
+    settings: Settings,
+    model: Model,
+    upstream: Upstream,
+    machine: Machine,
+    environ: Mapping[str, str],
+    identity: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the environment of a process that embeds as hindsight-api does, and does nothing else of it: no secret is in it.
+
+    The arguments are those of `build`, which has refused what cannot be passed on.
+    """
+    return {
+        **{name: value for name, value in environ.items() if name in _OF_EMBEDDING},
+        **defaults(),  # without an LLM and a reranker, whatever hindsight-api has
+        **_named(_embeddings(settings, model)),
+        **_surroundings(settings, upstream, machine, identity),
+    }
+
+
+def _surroundings(
+    settings: Settings, upstream: Upstream, machine: Machine, identity: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what everything that runs with hindsight-api's interpreter needs to know of where it is."""
+    scratch = settings.run_dir / "scratch"
+    threads = str(machine.cores)
+    return {
         **_OFFLINE,
         **tokenizer_table(settings, upstream),
         **identity,
-        "API_VENV": str(settings.api_venv),
         "PATH": program_path(upstream),
-        "PGHOST": str(settings.run_dir),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch),

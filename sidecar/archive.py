@@ -30,6 +30,11 @@ _CHUNK = 2**20
 BLOCK = tarfile.BLOCKSIZE
 _CHECKSUM_LINE = re.compile(rb"[0-9a-f]{64}  [^\n]+\n")
 _END = 2 * BLOCK  # two empty blocks close a tar
+Passed = Callable[[int], object]
+
+
+def _nobody(_: int) -> None:
+    """Hear of it, and do nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Manifest:
         contents: what the database held in that snapshot.
         size, sha256: of the dump.
         scheduled: whether a schedule made it, and may delete it again.
+        database_size: bytes that the database took there, indexes and all; None of archives that do not say.
 
     """
 
@@ -57,6 +63,7 @@ class Manifest:
     size: int
     sha256: str
     scheduled: bool = False
+    database_size: int | None = None
 
     def to_bytes(self) -> bytes:
         """Return the manifest's file."""
@@ -70,6 +77,7 @@ class Manifest:
             "scheduled": self.scheduled,
             "model": self.model,
             "memories": self.contents.memories,
+            "database_size": self.database_size,
             "contents": self.contents.to_json(),
             "dump": {"name": DUMP, "size": self.size, "sha256": self.sha256},
         }
@@ -105,6 +113,7 @@ class Manifest:
     def _from_json(cls, told: dict[str, Any]) -> Self:
         made = datetime.fromisoformat(told["made"])
         size = int(told["dump"]["size"])
+        there = told.get("database_size")  # older archives do not say
         if size < 0 or made.tzinfo is None or made.timestamp() < 0:
             raise ValueError(f"a dump of {size} bytes, made {told['made']!r}")
         return cls(
@@ -117,6 +126,7 @@ class Manifest:
             size=size,
             sha256=str(told["dump"]["sha256"]),
             scheduled=told.get("scheduled") is True,  # archives of before there were schedules do not say
+            database_size=None if there is None else int(there),
         )
 
 
@@ -204,12 +214,25 @@ class Archive:
                 yield from _slice(part, first, last)
             offset += size
 
-    def hash(self) -> str:
-        """Return the hexadecimal sha256 of the whole tar; reads all of it."""
+    def hash(self, passed: Passed = _nobody) -> str:
+        """Return the hexadecimal sha256 of the whole tar; reads all of it, and `passed` hears of how many bytes went by."""
         seen = hashlib.sha256()
         for piece in self.read():
             seen.update(piece)
+            passed(len(piece))
         return seen.hexdigest()
+
+    def check(self, passed: Passed = _nobody) -> None:
+        """Read the dump, and compare it with the manifest: its list of contents alone can be read of a damaged one too.
+
+        Raises:
+            RefusedError: it is another one.
+            OSError: it cannot be read.
+
+        """
+        seen = hash_file(self.directory / DUMP, passed)
+        if seen != self.manifest.sha256:
+            raise RefusedError(f"{DUMP} has sha256 {seen}, and its manifest says {self.manifest.sha256}")
 
 
 def _slice(part: bytes | Path, first: int, last: int) -> Iterator[bytes]:
@@ -223,35 +246,31 @@ def _slice(part: bytes | Path, first: int, last: int) -> Iterator[bytes]:
             yield piece
 
 
-def finish(directory: Path, manifest: Manifest) -> Archive:
+def finish(directory: Path, manifest: Manifest, passed: Passed = _nobody) -> Archive:
     """Write manifest and checksum beside a dump that is there, all of it on disk before this returns.
+
+    Reads all of it once, and `passed` hears of how many bytes went by.
 
     Raises:
         OSError: it cannot be written.
 
     """
-    _write(directory / MANIFEST, manifest.to_bytes())
+    volume.write(directory / MANIFEST, manifest.to_bytes())
     archive = Archive.open(directory)
-    _write(directory / CHECKSUM, _checksum_line(archive))
+    volume.write(directory / CHECKSUM, _checksum_line(archive, passed))
     volume.sync(directory)
     return archive
 
 
-def _checksum_line(archive: Archive) -> bytes:
+def _checksum_line(archive: Archive, passed: Passed) -> bytes:
     """Return what sha256sum would say of the tar; reads all of it."""
-    return f"{archive.hash()}  {archive.manifest.id}.tar\n".encode()
+    return f"{archive.hash(passed)}  {archive.manifest.id}.tar\n".encode()
 
 
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_back(directory: Path) -> Archive:
+def read_back(directory: Path, passed: Passed = _nobody) -> Archive:
     """Read a dump that was just written once more, all of it and from the disk, and compare it with what was to be written.
+
+    It is read twice, and `passed` hears of how many bytes went by.
 
     Raises:
         RefusedError: it is another one.
@@ -261,10 +280,8 @@ def read_back(directory: Path) -> Archive:
     for name in (MANIFEST, DUMP, CHECKSUM):
         _forget(directory / name)
     found = Archive.open(directory)
-    seen = hash_file(directory / DUMP)
-    if seen != found.manifest.sha256:
-        raise RefusedError(f"{DUMP} has sha256 {seen}, and its manifest says {found.manifest.sha256}")
-    line = _checksum_line(found)
+    found.check(passed)
+    line = _checksum_line(found, passed)
     if (said := (directory / CHECKSUM).read_bytes()) != line:
         raise RefusedError(f"{CHECKSUM} says {said[:80]!r}, and the archive's is {line!r}")
     return found
@@ -279,10 +296,14 @@ def _forget(path: Path) -> None:
         os.close(descriptor)
 
 
-def hash_file(path: Path) -> str:
-    """Return the hexadecimal sha256 of a file."""
+def hash_file(path: Path, passed: Passed = _nobody) -> str:
+    """Return the hexadecimal sha256 of a file; `passed` hears of how many bytes went by."""
+    seen = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_CHUNK):
+            seen.update(piece)
+            passed(len(piece))
+    return seen.hexdigest()
 
 
 def is_tar(first_block: bytes) -> bool:
@@ -290,8 +311,10 @@ def is_tar(first_block: bytes) -> bool:
     return first_block[:100].rstrip(b"\0") == MANIFEST.encode() and first_block[257:262] == b"ustar"
 
 
-def unpack(file: Path, into: Path) -> Archive:
+def unpack(file: Path, into: Path, passed: Passed = _nobody) -> Archive:
     """Unpack an archive's tar into a new directory, both members checked against the manifest.
+
+    `passed` hears of how many bytes of the dump went by.
 
     Raises:
         RefusedError: it is not an archive, or not whole, or not what it says.
@@ -300,8 +323,12 @@ def unpack(file: Path, into: Path) -> Archive:
     """
     descriptor = os.open(into / DUMP, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with file.open("rb") as source, os.fdopen(descriptor, "wb") as target:
-        text, manifest = read_through(source, target.write)
-    _write(into / MANIFEST, text)
+
+        def take(piece: bytes) -> None:
+            passed(target.write(piece))
+
+        text, manifest = read_through(source, take)
+    volume.write(into / MANIFEST, text)
     return Archive(into, manifest)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sidecar import model, postgres_binaries, upstream
-from sidecar.errors import BlockedError, RefusedError, TransientError
+from sidecar.errors import BlockedError, Reason, RefusedError, TransientError
 from sidecar.hindsight_api import HindsightApi
 from sidecar.machine import Server, World
 from sidecar.model import Model
@@ -16,6 +16,9 @@ from sidecar.settings import Settings
 from sidecar.side_server import SideServer
 from sidecar.status import Status
 from sidecar.threads import off_loop
+
+# It is the database that is wrong then, and another one may come in its place.
+_REPLACEABLE = frozenset({Reason.SCHEMA_NEWER, Reason.MODEL_MISMATCH, Reason.DAMAGED_CLUSTER})
 
 
 class AtHand:
@@ -99,16 +102,28 @@ class AtHand:
 
     @property
     def programs(self) -> Programs:
-        """PostgreSQL's programs, with the environment that they get here.
+        """PostgreSQL's programs, with the environment that they get here; also where what is served has to be replaced.
 
         Raises:
-            TransientError: which PostgreSQL is used is not known yet.
+            TransientError: Postgres is not up, or was not looked at yet; it says why.
 
         """
         binaries, world = self._postgres.binaries, self._world
-        if binaries is None or world.postgres is not Server.UP or not world.database_checked:
-            raise TransientError("Postgres is not ready; try again once the sidecar is")
+        replaceable = world.fault is not None and world.fault.reason in _REPLACEABLE
+        if binaries is None or world.postgres is not Server.UP or not (world.database_checked or replaceable):
+            raise self._not_ready()
         return self._postgres.programs(binaries)
+
+    def check_served(self) -> None:
+        """Raise TransientError where what is served was not found to be what it has to be."""
+        if self._world.postgres is not Server.UP or not self._world.database_checked:
+            raise self._not_ready()
+
+    def _not_ready(self) -> TransientError:
+        fault = self._world.fault
+        if fault is not None and fault.reason is not None:
+            return TransientError(f"{fault.reason}: {fault.detail}")
+        return TransientError("Postgres is not ready; try again once the sidecar is")
 
     def side_server(self, pgdata: Path, socket_dir: Path, major: int | None) -> SideServer:
         """Return how a server of this major is run beside the served one; any usable one where `major` is None.

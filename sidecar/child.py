@@ -78,10 +78,11 @@ class Child:
         death_signal: signal.Signals,
         hear: Callable[[str], object],
         stdin: int = subprocess.DEVNULL,
+        keeps: Sequence[int] = (),
     ) -> "Child":
         """Start a program in a session of its own; it gets `death_signal` should we die without stopping it.
 
-        `hear` is called with every line that it writes, to either output.
+        `hear` is called with every line that it writes, to either output; descriptors that it `keeps` are open in it as well.
 
         `setpriv` sets the signal in the child itself, since one set before a change of user would be lost with it. We may
         have died before that: the child looks whether its parent is still us, and ends where it is not.
@@ -106,6 +107,7 @@ class Child:
                 stderr=writer,
                 env=dict(env),
                 cwd=cwd,
+                pass_fds=keeps,
                 # Its own session: Ctrl-C in a terminal reaches us alone, and we stop the children in order.
                 start_new_session=True,
             )

@@ -1,6 +1,9 @@
 """The data directory before Postgres may touch it: whose it is, what made it, what a dead server left in it."""
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -119,14 +122,71 @@ def clear_stale_socket_lock(socket_dir: Path) -> None:
     (socket_dir / f"{POSTGRES_SOCKET}.lock").unlink(missing_ok=True)
 
 
-def clear_stale_pid_file(pgdata: Path, proc: Path = processes.PROC) -> bool:
-    """Remove the pid file of a postmaster that is gone; return whether there was one.
+class ServerLock:
+    """The flock on a cluster's mark that every process of its server holds, as the postmaster inherits it.
 
-    Only for the holder of the volume's lock: nobody in another namespace can be using the directory then. The number
-    in the file proves nothing, as it may by now be one of our own threads or any other process.
+    /proc tells of the processes in our own pid namespace; this tells of those in any. A sidecar that was killed there left
+    the volume's lock, and its Postgres, in the middle of its shutdown, holds this one.
+    """
+
+    def __init__(self, pgdata: Path) -> None:
+        self._mark = pgdata / MARKER
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take it for a postmaster to come; where there is no cluster of ours yet, there is nothing to take.
+
+        Raises:
+            StillRunningError: processes of a server that runs have it.
+            BlockedError: `permissions`.
+
+        """
+        try:
+            descriptor = os.open(self._mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # NFS locks what can be written
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise BlockedError(
+                Reason.PERMISSIONS,
+                f"{self._mark} cannot be opened ({error.strerror}); it has to be a plain file of uid {os.geteuid()}, which may write it",
+            ) from error
+        if self._descriptor is not None:
+            if os.path.sameopenfile(self._descriptor, descriptor):  # of a start that did not get as far as a postmaster
+                os.close(descriptor)
+                return
+            self.release()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise StillRunningError(
+                f"PostgreSQL processes of another pid namespace still work in {self._mark.parent}; they are left to end by "
+                "themselves (if they do not: stop the container that has them)"
+            ) from None
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @contextlib.contextmanager
+    def handed_over(self) -> Iterator[tuple[int, ...]]:
+        """Yield what a postmaster has to inherit. Afterwards it is the server's alone, until its last process ends."""
+        yield () if self._descriptor is None else (self._descriptor,)
+        self.release()
+
+
+def clear_stale_pid_file(pgdata: Path, lock: ServerLock, proc: Path = processes.PROC) -> bool:
+    """Remove the pid file of a postmaster that is gone, with `lock` taken; return whether there was one.
+
+    Only for the holder of the volume's lock. The number in the file proves nothing, as it may by now be one of our own
+    threads or any other process.
 
     Raises:
-        StillRunningError: PostgreSQL processes still work in the directory.
+        StillRunningError: PostgreSQL processes still work in the directory, in this pid namespace or in another one.
+        BlockedError: `permissions`.
 
     """
     if not pgdata.is_dir():
@@ -137,6 +197,7 @@ def clear_stale_pid_file(pgdata: Path, proc: Path = processes.PROC) -> bool:
             f"PostgreSQL process {alive[0]} still works in {pgdata}; it is left to end by itself "
             f"(if it does not: stop whatever started it, or `kill -INT {alive[0]}`)"
         )
+    lock.acquire()
     path = pgdata / PID_FILE
     try:
         path.unlink()

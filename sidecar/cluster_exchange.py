@@ -26,14 +26,8 @@ def exchange(pgdata: Path, incoming: Path, outgoing: Path) -> None:
     if os.path.lexists(outgoing):
         raise FileExistsError(f"{outgoing} is there already; move it away")
     journal = pgdata.parent / JOURNAL
-    written = journal.with_suffix(".new")
-    with written.open("w", encoding="utf-8") as file:
-        json.dump({"incoming": incoming.name, "outgoing": outgoing.name}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    written.rename(journal)
     try:
-        volume.sync(journal.parent)
+        volume.replace(journal, json.dumps({"incoming": incoming.name, "outgoing": outgoing.name}).encode())
         finish(pgdata)
     except OSError:
         if not pgdata.exists() and outgoing.exists():

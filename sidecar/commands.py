@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sidecar import __version__, probe
+from sidecar.terminal import say
 
 if TYPE_CHECKING:  # imported by what needs it, as it takes its time
     from sidecar.administration_client import Client
@@ -52,7 +53,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Replace what is served without
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hindsight-sidecar {__version__}")
+        say(f"hindsight-sidecar {__version__}")
         raise typer.Exit
 
 
@@ -85,10 +86,10 @@ def _ask(path: str) -> dict[str, Any]:
     try:
         status, body = probe.ask(path)
     except OSError as error:
-        typer.echo(probe.nobody(error), err=True)
+        say(probe.nobody(error), err=True)
         raise typer.Exit(EXIT_NOT_REACHABLE) from error
     if status >= 400 and "title" in body:  # noqa: PLR2004 - the HTTP status
-        typer.echo(f"{body['title']}: {body['detail']}", err=True)
+        say(f"{body['title']}: {body['detail']}", err=True)
         raise typer.Exit(EXIT_FAILED)
     found: dict[str, Any] = body
     return found
@@ -101,32 +102,30 @@ def status(as_json: Json = False) -> None:
     seen = body["health"]
     ready = seen["status"] == "healthy"
     if as_json:
-        typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+        say(json.dumps(body, indent=2, ensure_ascii=False))
         raise typer.Exit(EXIT_DONE if ready else EXIT_FAILED)
     subject = f"({seen['subject']})" if seen["subject"] else ""
-    typer.echo(f"state     {seen['state']}{subject} since {seen['since']}")
+    say(f"state     {seen['state']}{subject} since {seen['since']}")
     if seen["detail"]:
-        typer.echo(f"          {seen['detail']}")
+        say(f"          {seen['detail']}")
     for name, component in seen["components"].items():
         fault = f", {component['fault']}" if component.get("fault") else ""
-        typer.echo(f"{name:<13} {component['state']}, pid {component['pid']}, {component['restarts']} restarts{fault}")
-    typer.echo(f"memories  {seen['memory_count']} in {seen['pgdata']}")
+        say(f"{name:<13} {component['state']}, pid {component['pid']}, {component['restarts']} restarts{fault}")
+    say(f"memories  {seen['memory_count']} in {seen['pgdata']}")
     if seen.get("dumps"):
         from sidecar import reporting  # noqa: PLC0415
 
-        typer.echo("\n".join(reporting.schedule_lines(seen["dumps"])))
+        say("\n".join(reporting.schedule_lines(seen["dumps"])))
     model = seen["model"]
     if model:
-        typer.echo(
+        say(
             f"model     {model['id']}@{model['revision'][:12]} {model['precision']}, {model['dimension']} dimensions, {model['pooling']}"
         )
     if seen["stand_in"]:
-        typer.echo(
-            "          a STAND-IN, not the model this is made for: its memories cannot be used with the real one"
-        )
-    typer.echo("versions  " + ", ".join(f"{name} {version}" for name, version in seen["versions"].items()))
+        say("          a STAND-IN, not the model this is made for: its memories cannot be used with the real one")
+    say("versions  " + ", ".join(f"{name} {version}" for name, version in seen["versions"].items()))
     for name, value in body["settings"].items():
-        typer.echo(f"  {name}={'' if value is None else value}")
+        say(f"  {name}={'' if value is None else value}")
     raise typer.Exit(EXIT_DONE if ready else EXIT_FAILED)
 
 
@@ -139,11 +138,11 @@ def smoke(url: Url = None, as_json: Json = False) -> None:
     target = url or f"http://{_ask('/v1/status')['settings']['HINDSIGHT_SIDECAR_LISTEN']}"
     report = asyncio.run(smoking.smoke(target, bank, os.environ, local=url is None))
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        say(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
         for step in report.steps:
-            typer.echo(f"ok    {step['step']:<32} {step['seconds']:6.3f} s  {step['shown']}")
-        typer.echo(f"FAILED  {report.fault}" if report.fault else "smoke passed: memories come back by their meaning")
+            say(f"ok    {step['step']:<32} {step['seconds']:6.3f} s  {step['shown']}")
+        say(f"FAILED  {report.fault}" if report.fault else "smoke passed: memories come back by their meaning")
     if report.unreachable:
         raise typer.Exit(EXIT_NOT_REACHABLE)
     raise typer.Exit(EXIT_FAILED if report.fault else EXIT_DONE)
@@ -163,12 +162,12 @@ def _ending_well() -> Iterator[None]:
     try:
         yield
     except (SidecarError, OSError) as error:
-        typer.echo(said(error), err=True)
+        say(said(error), err=True)
         raise typer.Exit(
             next((code for kind, code in codes.items() if isinstance(error, kind)), EXIT_FAILED)
         ) from error
     except KeyboardInterrupt as error:
-        typer.echo("left", err=True)
+        say("left", err=True)
         raise typer.Exit(EXIT_FAILED) from error
 
 

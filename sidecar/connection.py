@@ -2,20 +2,28 @@
 
 import asyncio
 import json
+import math
 import resource
+import socket
 import sys
+import time
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sidecar.asgi import Receive, Scope, Send, problem, send_json
+from sidecar import log
+from sidecar.asgi import App, Message, Receive, Scope, Send, problem, send_json
+from sidecar.faultless import Faultless
 from sidecar.status import RETRY_AFTER
 
 REQUEST_TIME = 20.0  # seconds for a request's headers, and for what comes of its body after the answer
 ONE_WAY_TIME = 5.0  # seconds in which a client that closed its own direction still gets answers
+UNREAD_TIME = 60.0  # seconds for which a client may take nothing of what is sent to it
 HEADERS_MAX = 16384  # bytes
+_TOLD_EVERY = 60.0  # seconds between two log lines
 _LOOK = 0.002  # seconds between looks at whether there is room
 MOMENT = 0.1  # seconds that each client has from being taken up, however many others come
 _OURS = 96  # descriptors for everything else that the sidecar has open
@@ -36,11 +44,13 @@ class Connection(H11Protocol):
 
     Attributes:
         limit: connections of one listener; one more takes the place of the one that we have waited for longest.
+        no_room: what is served to one more where calls are under way on all of them.
         since: seconds of the loop's clock at which it was taken up.
 
     """
 
     limit: ClassVar[int] = _MOST
+    no_room: ClassVar[Faultless]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take up a connection."""
@@ -49,7 +59,8 @@ class Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._one_way = False
         if len(self.open_ones()) > self.limit:
-            self.app = _too_many
+            self.app = self.no_room
+        _bound_unread(transport.get_extra_info("socket"))
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,7 +159,20 @@ class Connection(H11Protocol):
 
     def _close(self) -> None:
         if not self.transport.is_closing():
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Close it, whatever its client has not taken yet: with that in hand a closed one would keep its descriptor."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
             self.transport.close()
+
+
+def _bound_unread(client: socket.socket) -> None:
+    """Have the kernel break the connection off where its client takes nothing for `UNREAD_TIME`, closed by us or not."""
+    if client.family != socket.AF_UNIX:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIME * 1000))
 
 
 async def make_room(newcomer: Connection) -> None:
@@ -162,12 +186,42 @@ async def make_room(newcomer: Connection) -> None:
             return
         left = idlest.left_of_its_moment()
         if left <= 0:
-            idlest.transport.close()
+            idlest.give_up()
         else:
             await asyncio.sleep(min(left, _LOOK))  # most send their request at once, and are waited for no longer
 
 
-async def _too_many(scope: Scope, _: Receive, send: Send) -> None:
-    body = problem(503, "Too many connections", "every connection of this address is in use; close some, and try again")
-    headers = [(b"retry-after", str(RETRY_AFTER).encode()), (b"connection", b"close")]
-    await send_json(send, 503, body, headers, head=scope["method"] == "HEAD")
+class NoRoom:
+    """What is served to a client for which there is no room: the probes, and then it has to leave."""
+
+    def __init__(self, app: App, address: str, probes: Collection[str], refused: Callable[[], object]) -> None:
+        """`app` answers `probes`, which are paths; `refused` is called for whatever else is asked."""
+        self._app = app
+        self._address = address
+        self._probes = probes
+        self._refused = refused
+        self._told = -math.inf
+        self._log = log.get("sidecar")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
+        if scope["method"] in ("GET", "HEAD") and scope["path"] in self._probes:
+            await self._app(scope, receive, last)
+            return
+        self._refused()
+        self._tell()
+        body = problem(
+            503, "Too many connections", "every connection of this address is in use; close some, and try again"
+        )
+        await send_json(last, 503, body, [(b"retry-after", str(RETRY_AFTER).encode())], head=scope["method"] == "HEAD")
+
+    def _tell(self) -> None:
+        if (now := time.monotonic()) - self._told > _TOLD_EVERY:
+            self._told = now
+            self._log.warning("every connection of an address is in use", address=self._address)

@@ -5,7 +5,7 @@ defines is run with more rights than its owner's.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -13,8 +13,8 @@ from psycopg import sql
 
 from sidecar.database import SCHEMA, Connection, alembic_revisions, memory_schemas
 
-# Made anew by hindsight-api from the rest, or a trace of its work: named in an archive, and not counted as memories.
-DERIVED = frozenset({"bank_stats_cache", "entity_maintenance_queue", "graph_maintenance_queue"})
+# Made anew by hindsight-api from the rest: named in an archive, not compared, and not counted as memories.
+DERIVED = frozenset({"bank_stats_cache"})
 # Types whose binary form says what their text says, in every version, and is had much faster. Not of arrays (it tells
 # whether there once was a NULL) and of floats (there is more than one NaN).
 _BINARY = frozenset({
@@ -124,6 +124,11 @@ class Contents:
         return cls(**values)
 
 
+def unknown(revisions: Mapping[str, Iterable[str]], known: Collection[str]) -> list[str]:
+    """Return those schema revisions, of whichever schema, that the hindsight-api here does not know: a newer one's."""
+    return sorted({name for names in revisions.values() for name in names} - set(known))
+
+
 @dataclass(frozen=True)
 class Moment:
     """A moment in the life of one database, after which changes can be looked for.
@@ -150,8 +155,10 @@ async def moment(connection: Connection) -> Moment:
     return Moment(int(str(row["database"])), int(str(row["transaction"])))
 
 
-async def read(connection: Connection, since: Moment | None = None) -> Contents:
-    """Read all of it in the connection's transaction, so that it belongs to one snapshot.
+async def read(
+    connection: Connection, since: Moment | None = None, *, passed: Callable[[int], object] = lambda _: None
+) -> Contents:
+    """Read all of it in the connection's transaction, so that it belongs to one snapshot; `passed` hears of each table's rows.
 
     With `since`, a moment before some earlier read, rows are counted and not hashed: a table's `content` is empty where
     every row was written before that moment. With the count of that read they are the very same rows, as rows are
@@ -169,7 +176,7 @@ async def read(connection: Connection, since: Moment | None = None) -> Contents:
         "SELECT set_config('max_parallel_workers_per_gather', '0', true) WHERE current_setting('server_encoding') <> 'UTF8'"
     )
     return Contents(
-        tables=await _tables(connection, since),
+        tables=await _tables(connection, since, passed),
         columns=await _columns(connection),
         indexes=await _texts(
             connection,
@@ -228,7 +235,7 @@ async def _columns(connection: Connection) -> dict[str, str]:
     )
 
 
-async def _tables(connection: Connection, since: Moment | None) -> dict[str, Table]:
+async def _tables(connection: Connection, since: Moment | None, passed: Callable[[int], object]) -> dict[str, Table]:
     cursor = await connection.execute(
         "SELECT n.nspname AS schema, c.relname AS name, format('%%I.%%I', n.nspname, c.relname) AS qualified, array_agg(a.attname::text ORDER BY a.attname) AS columns, "
         "array_agg(t.typname::text ORDER BY a.attname) AS types, array_agg(s.nspname::text ORDER BY a.attname) AS type_schemas "
@@ -244,11 +251,12 @@ async def _tables(connection: Connection, since: Moment | None) -> dict[str, Tab
         columns: list[Any] = [column for column in list(row["columns"]) if column is not None]  # type: ignore[call-overload]
         kinds = zip(list(row["types"]), list(row["type_schemas"]), strict=True)  # type: ignore[call-overload]
         typed = [(column, *kind) for column, kind in zip(columns, kinds, strict=False)]
-        found[str(row["qualified"])] = (
+        found[str(row["qualified"])] = table = (
             await _hash(connection, schema, name, typed)
             if since is None
             else await _look(connection, schema, name, since)
         )
+        passed(table.rows)
     return found
 
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
@@ -19,7 +19,8 @@ SUPERUSER = "postgres"
 SCHEMA = "hindsight_sidecar"
 _EXTENSIONS = ("vector", "pg_trgm", "btree_gin")
 _COPY = "upgrade-copy"  # name of a fact
-_EMBEDDER = "embedder"  # of another
+_UNCOPIED = "needs-no-upgrade-copy"  # of another
+_EMBEDDER = "embedder"  # and of one more
 _CONNECT_TIMEOUT = 5  # seconds
 # What an operator keeps beside the memories, such as a copy in a schema of their own, is not hindsight-api's. Its own
 # that it may not read is: that is a fault, and is told as one.
@@ -133,7 +134,8 @@ async def check(socket_dir: Path, model: Model, known_revisions: Collection[str]
             raise
         raise BlockedError(
             Reason.DAMAGED_CLUSTER,
-            f"the cluster runs and is not as this sidecar made it ({str(error).strip()}); restore it from a dump or a copy",
+            f"the cluster runs and is not as this sidecar made it ({str(error).strip()}); put a copy of the volume back, or "
+            "move PGDATA away and restore a dump into the new one",
             retry_after=10,
         ) from error
     # What belongs to others is read with their own rights: a cast or a view there runs whatever they like.
@@ -182,7 +184,7 @@ async def _check_memories(connection: Connection) -> None:
         raise BlockedError(
             Reason.DAMAGED_CLUSTER,
             f"this database was ready before ({was_ready}) and has no table memory_units any more; "
-            "nothing is migrated from zero over it: restore it from a dump or a copy",
+            "nothing is migrated from zero over it: restore a dump, or put a copy of the volume back",
             retry_after=10,
         )
 
@@ -235,12 +237,15 @@ class Facts:
         origin: where its memories came from.
         identity: of the model that they were embedded with, None where it is not known.
         embedder: what their vectors were seen to be of, None where they were not compared.
+        uncopied: revisions by schema, of which no copy is kept before they are migrated: their source has them, and the
+            database that is served until then is kept as well.
 
     """
 
     origin: dict[str, object]
     identity: dict[str, object] | None = None
     embedder: dict[str, object] | None = None
+    uncopied: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 async def prepare(socket_dir: Path, name: str, facts: Facts) -> None:
@@ -259,15 +264,35 @@ async def prepare(socket_dir: Path, name: str, facts: Facts) -> None:
         if facts.embedder is not None:
             await _record(connection, _EMBEDDER, facts.embedder)
         await _record(connection, "origin", facts.origin)
+        if facts.uncopied:
+            await _record(connection, _UNCOPIED, {"tenancy": None, "schemas": dict(facts.uncopied)})
 
 
-async def wants_copy(socket_dir: Path, heads: Collection[str]) -> bool:
-    """Tell whether hindsight-api would migrate the schema, and no copy from before this start is kept yet."""
+def _older(revisions: Mapping[str, list[str]], heads: Collection[str]) -> dict[str, list[str]]:
+    """Return those of the schemas that hindsight-api would bring to another revision, if it serves them."""
+    return {schema: names for schema, names in revisions.items() if not set(names) <= set(heads)}
+
+
+def not_covered(
+    revisions: Mapping[str, list[str]], heads: Collection[str], noted: object, tenancy: str
+) -> dict[str, list[str]]:
+    """Return the older schemas that may be migrated now, of which a copy is wanted.
+
+    `noted` is what the database says needs none: what a hindsight-api that served left as it was, for as long as that is
+    told to serve the same schemas (`tenant.tenancy`); or what was brought in and not served yet (no tenancy).
+    """
+    found = noted if isinstance(noted, dict) else {}
+    left = found.get("schemas", {}) if found.get("tenancy") in (None, tenancy) else {}
+    return {schema: names for schema, names in _older(revisions, heads).items() if left.get(schema) != names}
+
+
+async def wants_copy(socket_dir: Path, heads: Collection[str], tenancy: str) -> bool:
+    """Tell whether hindsight-api would migrate a schema of which a copy is wanted, and none from before this start is kept."""
     async with await connect(socket_dir) as connection:
-        older = [
-            name for names in (await alembic_revisions(connection)).values() for name in names if name not in heads
-        ]
-        if not older or not await memory_schemas(connection):
+        revisions = await alembic_revisions(connection)
+        if not _older(revisions, heads) or not await memory_schemas(connection):
+            return False
+        if not not_covered(revisions, heads, await _fact(connection, _UNCOPIED), tenancy):
             return False
         kept = await _fact(connection, _COPY)
         cursor = await connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (str(kept),))
@@ -275,7 +300,7 @@ async def wants_copy(socket_dir: Path, heads: Collection[str]) -> bool:
 
 
 async def record_copy(socket_dir: Path, name: str) -> None:
-    """Note a copy that is kept, so that a migration that ends early does not make one at each try."""
+    """Note a copy that is about to be made: one that is there is whole, so whatever ends early does not make another one."""
     async with await connect(socket_dir, SUPERUSER) as connection:
         await _record(connection, _COPY, name)
 
@@ -316,12 +341,18 @@ async def _make_facts(connection: Connection) -> None:
     await connection.execute(f"GRANT SELECT ON {SCHEMA}.facts TO {ROLE}")
 
 
-async def record_first_ready(socket_dir: Path, versions: dict[str, str | None]) -> None:
-    """Note once that this database was ready, so that an empty one in its place is noticed later."""
+async def record_first_ready(
+    socket_dir: Path, versions: dict[str, str | None], heads: Collection[str], tenancy: str
+) -> None:
+    """Note once that this database was ready, so that an empty one in its place is noticed later; and each time what is older."""
+    async with await connect(socket_dir, lock_timeout=LOCK_TIMEOUT) as owner:
+        left = _older(await alembic_revisions(owner), heads)
     async with await connect(socket_dir, SUPERUSER) as connection:
         if await _fact(connection, "first-ready") is None:
             await _record(connection, "first-ready", versions)
-        # It served: what is migrated next is worth a copy of its own.
+        # It served: what is migrated next is worth a copy of its own, and what it left as it is, such as a tenant that is
+        # no more, is not.
+        await _record(connection, _UNCOPIED, {"tenancy": tenancy, "schemas": left})
         await connection.execute(f"DELETE FROM {SCHEMA}.facts WHERE name = %s", (_COPY,))  # noqa: S608 - a constant
 
 

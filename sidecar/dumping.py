@@ -13,7 +13,7 @@ from psycopg import IsolationLevel
 from psycopg.rows import dict_row
 
 from sidecar import archive, contents, dump_file, volume
-from sidecar.archive import DUMP, Archive, Manifest
+from sidecar.archive import DUMP, Archive, Manifest, Passed
 from sidecar.database import SCHEMA, Connection
 from sidecar.errors import RefusedError, VerificationError
 from sidecar.operations import Operation, to_its_end
@@ -101,13 +101,13 @@ async def dump(
     await off_loop(_make, partial)
     try:
         async with await address.connect() as connection:
-            await _check_space(connection, dumps)
+            database_size = await _check_space(connection, dumps)
             found, made = await _both(address, connection, programs, partial / DUMP, operation, compression)
             version = str(connection.info.parameter_status("server_version") or "").split()[0]
         if version != programs.binaries.version:
             await off_loop(dump_file.blank_options, partial / DUMP)
         size = (await off_loop((partial / DUMP).stat)).st_size
-        operation.enter("hash", size, "bytes")
+        operation.enter("hash", 2 * size, "bytes")  # of the dump, and then of the tar with it
         manifest = Manifest(
             id=identifier,
             made=made,
@@ -116,13 +116,14 @@ async def dump(
             model=model,
             contents=found,
             size=size,
-            sha256=await off_loop(archive.hash_file, partial / DUMP),
+            sha256=await off_loop(archive.hash_file, partial / DUMP, operation.advance),
             scheduled=scheduled,
+            database_size=database_size,
         )
-        await off_loop(_finish, partial, manifest)
+        await off_loop(_finish, partial, manifest, operation.advance)
         if scheduled:
-            operation.enter("verify", manifest.size, "bytes")
-            await verify(partial, programs)
+            operation.enter("verify", 2 * manifest.size, "bytes")
+            await verify(partial, programs, operation.advance)
     except BaseException:
         await off_loop(shutil.rmtree, partial, ignore_errors=True)
         raise
@@ -141,13 +142,13 @@ def _show(partial: Path, finished: Path) -> None:
     volume.sync(finished.parent)
 
 
-def _finish(partial: Path, manifest: Manifest) -> None:
+def _finish(partial: Path, manifest: Manifest, passed: Passed) -> None:
     (partial / DUMP).chmod(0o600)
     volume.sync(partial / DUMP)
-    archive.finish(partial, manifest)
+    archive.finish(partial, manifest, passed)
 
 
-async def verify(directory: Path, programs: Programs) -> None:
+async def verify(directory: Path, programs: Programs, passed: Passed) -> None:
     """Read a dump that was just written again: its bytes against the manifest, and all of it as a restore would.
 
     Raises:
@@ -156,7 +157,7 @@ async def verify(directory: Path, programs: Programs) -> None:
 
     """
     try:
-        await off_loop(archive.read_back, directory)
+        await off_loop(archive.read_back, directory, passed)
         await off_loop(dump_file.read_header, directory / DUMP)
         await dump_file.read_through(directory / DUMP, programs)
     except RefusedError as error:
@@ -166,14 +167,14 @@ async def verify(directory: Path, programs: Programs) -> None:
         ) from error
 
 
-async def _check_space(connection: Connection, dumps: Path) -> None:
-    """Refuse where the dump may not fit.
+async def _check_space(connection: Connection, dumps: Path) -> int:
+    """Refuse where the dump may not fit; return the bytes that all of the database takes.
 
     It has vectors as text, compressed: some one and a half times the tables, without their indexes.
     """
     row = await (
         await connection.execute(
-            "SELECT coalesce(sum(pg_table_size(c.oid)), 0)::bigint AS bytes FROM pg_class c "
+            "SELECT coalesce(sum(pg_table_size(c.oid)), 0)::bigint AS bytes, pg_database_size(current_database()) AS whole FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm') AND n.nspname !~ '^pg_'"
         )
     ).fetchone()
@@ -184,6 +185,7 @@ async def _check_space(connection: Connection, dumps: Path) -> None:
             f"{dumps} has {free // MIB} MiB free, and a dump of this database may take {wanted // MIB} MiB; "
             "delete old dumps, or grow the volume"
         )
+    return int(str(row["whole"])) if row else 0
 
 
 async def _both(

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from sidecar import log, source, source_url
+from sidecar import log, source, source_url, volume
 from sidecar.database import Connection
 from sidecar.dumping import Address
 from sidecar.errors import RefusedError
@@ -17,6 +17,7 @@ from sidecar.operations import Operation
 from sidecar.threads import off_loop
 
 _SETTING = "default_transaction_read_only"
+_TRUE = ("on", "t", "y", "1")  # how PostgreSQL's words for it begin; it is kept as it was typed
 _NOTE = "frozen.json"  # in the operation's directory, which the next start sweeps
 _SESSIONS_GONE = 10.0  # seconds in which ended sessions have to be gone
 _UNDONE = 5.0  # seconds in which it has to be undone, since the sidecar may be stopping
@@ -50,7 +51,7 @@ async def frozen(address: Address, directory: Path, operation: Operation) -> Asy
         yield
         return
     log.get("freezing").warning("the source accepts no writes until the memories are here", source=where, undo=undo)
-    await off_loop((directory / _NOTE).write_text, json.dumps({"source": where, "undo": undo}), encoding="utf-8")
+    await off_loop(volume.replace, directory / _NOTE, json.dumps({"source": where, "undo": undo}).encode())
     try:
         async with await address.connect() as connection:
             await _freeze(connection, where)
@@ -75,23 +76,33 @@ def by_hand(database: str) -> str:
 
 
 def warn_of_frozen(directory: Path, tell: Callable[..., object]) -> None:
-    """Say how to undo it, where an earlier process could not."""
+    """Say how to undo it, where an earlier process could not; of a note that cannot be read, that there was one."""
     note = directory / _NOTE
-    if note.is_file():
-        told = json.loads(note.read_text(encoding="utf-8"))
+    try:
+        told = json.loads(note.read_bytes())
+        where, undo = str(told["source"]), str(told["undo"])
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         tell(
-            "the source of an unfinished migration may still accept no writes: undo it there",
-            source=told["source"],
-            undo=told["undo"],
+            "the source of an unfinished migration may still accept no writes, and the note of it cannot be read",
+            undo=by_hand("DATABASE"),
+            path=str(note),
+            error=str(error),
         )
+        return
+    tell("the source of an unfinished migration may still accept no writes: undo it there", source=where, undo=undo)
 
 
 async def _is_frozen(connection: Connection) -> bool:
-    """Tell whether a new session of this database, such as this one, is read-only by the database's own setting."""
+    """Tell whether this database's own setting lets new sessions be read-only, whatever a role's, which wins, says."""
     cursor = await connection.execute(
-        "SELECT 1 FROM pg_settings WHERE name = %s AND reset_val = 'on' AND source = 'database'", (_SETTING,)
+        "SELECT split_part(one, '=', 2) AS value FROM pg_db_role_setting s, unnest(s.setconfig) AS one WHERE s.setrole = 0 "
+        "AND s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()) AND split_part(one, '=', 1) = %s",
+        (_SETTING,),
     )
-    return await cursor.fetchone() is not None
+    row = await cursor.fetchone()
+    return row is not None and str(row["value"]).lower().startswith(_TRUE)
 
 
 async def _freeze(connection: Connection, where: str) -> None:

@@ -32,7 +32,9 @@ _NEVER_HOP_BY_HOP = frozenset({b"authorization", b"content-encoding", b"content-
 HEALTH_PATHS = frozenset({"/health", "/health/ready"})
 LIVE_PATH = "/health/live"
 VERSION_PATHS = frozenset({"/version", "/v1/version"})
-_OPEN_PATHS = HEALTH_PATHS | VERSION_PATHS | {LIVE_PATH}
+PROBES = HEALTH_PATHS | {LIVE_PATH}
+NO_ROOM = "too-many-connections"  # why a call is refused that does not get as far as here
+_OPEN_PATHS = PROBES | VERSION_PATHS
 
 
 class ClientGoneError(Exception):

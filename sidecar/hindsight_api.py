@@ -17,6 +17,7 @@ from sidecar.initscripts import InitScripts
 from sidecar.model import Model
 from sidecar.settings import Settings
 from sidecar.tenant import Tenant
+from sidecar.threads import off_loop
 from sidecar.watch import TIMEOUT, ApiWatch
 
 _CALL_TIMEOUT = 30.0  # seconds for one call of ours
@@ -59,7 +60,7 @@ class HindsightApi(Component[ApiWatch]):
             timeout=httpx2.Timeout(_CALL_TIMEOUT, connect=TIMEOUT),
             trust_env=False,
         )
-        super().__init__(ApiWatch(self._client, self._at_work, changed))
+        super().__init__(ApiWatch(self._client, self._at_work, self._not_there, changed))
         self.installed = installed
         self._settings = settings
         self._scripts = scripts
@@ -71,24 +72,47 @@ class HindsightApi(Component[ApiWatch]):
         self._hung: Child | None = None
         self._answered = answered
         self._work: processes.AtWork | None = None
+        self._listens: int | None = None  # the process that was found to do so
 
     def _at_work(self) -> float:
         """Return the monotonic seconds at which it last answered somebody, or was seen to use a core."""
         return self._answered() if self._work is None else max(self._answered(), self._work.seen())
 
-    def start(self, model: Model) -> None:
-        """Start it with this model and begin to watch it."""
-        # The key is for this process alone; others get the same environment without it.
-        environment = {**self._environment(model), **self._tenant.renew()}
+    def _not_there(self) -> str | None:
+        """Say why it cannot be asked for anything now, None where it is the one who listens."""
+        address, pid = self._settings.api_listen, None if self.child is None else self.child.pid
+        if pid is not None and pid == self._listens:  # it keeps its port until it ends, which is told a moment later
+            found = processes.member(pid)
+            return "it has ended" if found is None or found.state in "ZX" else None
+        who = processes.Listener.NOBODY if pid is None else processes.listener(address.port, pid)
+        if who is processes.Listener.ANOTHER:
+            return (
+                f"another program listens on port {address.port}, and hindsight-api does not yet; end it, or set "
+                "HINDSIGHT_SIDECAR_API_LISTEN to a free address"
+            )
+        if who is processes.Listener.NOBODY:
+            return f"it does not listen on {address} yet"
+        if who is processes.Listener.UNKNOWN:
+            self._log.warning("it cannot be told who listens on the address of hindsight-api", address=str(address))
+        self._listens = pid
+        return None
+
+    async def start(self, model: Model) -> None:
+        """Start it with this model and begin to watch it; cancelled while its environment is made, nothing was started."""
+        # The key is for this process alone.
+        environment = {**await off_loop(self._environment, model), **self._tenant.renew()}
         child = self._scripts.start("30-hindsight-api", "hindsight-api", environment, signal.SIGKILL)
         try:
             Path(f"/proc/{child.pid}/oom_score_adj").write_text(str(_oom_score()), encoding="ascii")
         except OSError as error:  # it serves all the same
             self._log.warning("the kernel may take Postgres first where memory is short", error=str(error))
+        self._listens = None
         self._work = processes.AtWork(child.pid)
+        self.watch.process = child.pid
         self._begin(child)
 
     def _environment(self, model: Model) -> dict[str, str]:
+        # Off the loop: it reads the reranker's manifest, and hindsight-api's sources where there are names to compare with them.
         return api_environment.build(
             self._settings, model, self.installed, sizing.this_machine(), self._environ, self._identity
         )
@@ -101,10 +125,12 @@ class HindsightApi(Component[ApiWatch]):
 
         """
         self._check_memory()
-        scratch = self._settings.run_dir / "scratch"
-        return await upstream.similarities(
-            self.installed, stored, self._environment(model), scratch, self._settings.run_dir / "empty"
+        settings, machine = self._settings, sizing.this_machine()
+        environment = api_environment.for_embedding(
+            settings, model, self.installed, machine, self._environ, self._identity
         )
+        scratch, empty = settings.run_dir / "scratch", settings.run_dir / "empty"
+        return await upstream.similarities(self.installed, stored, environment, scratch, empty)
 
     def _check_memory(self) -> None:
         """Refuse where a second model may be one too many, and all would go with it. Raises TransientError."""

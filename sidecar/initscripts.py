@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar import log
@@ -34,8 +34,9 @@ class InitScripts:
         env: Mapping[str, str],
         death_signal: signal.Signals,
         hear: Callable[[str], None] | None = None,
+        keeps: Sequence[int] = (),
     ) -> Child:
-        """Start a script; its lines are logged as this component's, and `hear` gets them too.
+        """Start a script; its lines are logged as this component's, and `hear` gets them too. It inherits what it `keeps`.
 
         Raises:
             OSError: it could not be started.
@@ -49,4 +50,4 @@ class InitScripts:
                 hear(line)
 
         argv = [str(self._directory / script)]
-        return Child.start(component, argv, env=env, cwd=self.cwd, death_signal=death_signal, hear=pass_on)
+        return Child.start(component, argv, env=env, cwd=self.cwd, death_signal=death_signal, hear=pass_on, keeps=keeps)

@@ -11,7 +11,6 @@ class Kind(StrEnum):
     MIGRATE = "migrate"
     ADOPT = "adopt"
     ROLLBACK = "rollback"
-    COPY = "upgrade-copy"
 
 
 class Outcome(StrEnum):

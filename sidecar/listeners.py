@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from sidecar.asgi import App
@@ -124,6 +124,11 @@ class Listeners:
         self.socket = bind_unix(settings.control_socket)
 
 
+def _address(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return name if isinstance(name, str) else str(Address(*name[:2]))
+
+
 @contextlib.contextmanager
 def _no_signal_handlers() -> Iterator[None]:
     """Stand in for uvicorn's own handling: the supervisor decides when the servers end."""
@@ -138,17 +143,26 @@ class Server:
 
     """
 
-    def __init__(self, app: App, listener: socket.socket, *, connections: int | None = None) -> None:
-        """Begin to serve, at most so many connections."""
+    def __init__(
+        self,
+        app: App,
+        listener: socket.socket,
+        *,
+        probes: Collection[str] = frozenset(),
+        refused: Callable[[], object] = lambda: None,
+        connections: int | None = None,
+    ) -> None:
+        """Begin to serve, at most so many connections; one more may ask for the paths of `probes`, and else is `refused`."""
         import uvicorn  # noqa: PLC0415 - the sockets are bound before this is imported
 
         from sidecar.accepting import Acceptor  # noqa: PLC0415 - the same
-        from sidecar.connection import HEADERS_MAX, Connection, connections_allowed  # noqa: PLC0415 - the same
+        from sidecar.connection import HEADERS_MAX, Connection, NoRoom, connections_allowed  # noqa: PLC0415 - the same
 
         limit = connections or connections_allowed()
+        no_room = Faultless(NoRoom(app, _address(listener), probes, refused))
         config = uvicorn.Config(
             Faultless(app),
-            http=type("Connection", (Connection,), {"limit": limit}),
+            http=type("Connection", (Connection,), {"limit": limit, "no_room": no_room}),
             h11_max_incomplete_event_size=HEADERS_MAX,
             loop="asyncio",
             ws="none",

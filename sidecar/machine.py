@@ -1,5 +1,6 @@
 """The supervisor's decisions: from what is seen now to what is done next. Nothing here has an effect."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NewType
@@ -78,6 +79,8 @@ class Fault:
     reason: Reason | None  # None: not blocked, only waiting for the next try
     detail: str
     until: float
+    tries: int = 1  # that failed since a step last succeeded
+    since: float = math.inf  # when the first of them failed; not known: no limit to them is ever reached
 
 
 @dataclass
@@ -135,6 +138,12 @@ class World:
             self.api_unresponsive_since = now
             self.proved = False
         self.api = server
+
+    def step_failed(self, detail: str, now: float, until: float) -> None:
+        """Note that a step failed for a passing reason, and may be taken again at a time."""
+        last = self.fault if self.fault is not None and self.fault.reason is None else None
+        tries, since = (1, now) if last is None else (last.tries + 1, last.since)
+        self.fault = Fault(None, detail, until, tries, since)
 
     def database_exchanged(self) -> None:
         """Forget what held for the database that was served before."""

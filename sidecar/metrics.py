@@ -33,6 +33,7 @@ REFUSALS = (
     "failed",
     "timeout",
     "stalled",
+    "too-many-connections",
 )
 ENDS: dict[str, list[End]] = {
     "postgres": [end for end in End if end is not End.HUNG],

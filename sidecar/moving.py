@@ -10,29 +10,44 @@ from typing import Protocol
 import psycopg
 from psycopg import sql
 
-from sidecar import contents, database, swapping, verification
-from sidecar.agreement import SAMPLE, Agreement
+from sidecar import contents, database, migrated, swapping, verification
+from sidecar.agreement import SAMPLE, Agreement, own_schemas
 from sidecar.api_environment import DATABASE, ROLE
 from sidecar.contents import Contents, Moment
 from sidecar.database import Facts
 from sidecar.errors import RefusedError, SidecarError, TransientError, VerificationError
 from sidecar.machine import OperationName
+from sidecar.migrated import Found
 from sidecar.operations import Operation
+from sidecar.rehearsal import RehearsalError
 from sidecar.staging import Staged
 
 # Traces of hindsight-api's own work: they change by themselves, and nobody was told that they are kept.
-_TRACES = frozenset({"llm_requests", "audit_log", "alembic_version", "webhook_deliveries"})
+_TRACES = frozenset({
+    "llm_requests", "audit_log", "alembic_version", "webhook_deliveries", "graph_maintenance_queue", "entity_maintenance_queue",
+})  # fmt: skip
 _NAMED = 5
 
 
 class Served(Protocol):
     """What serves the database: the supervisor, as far as operations may ask it."""
 
+    @property
+    def schema(self) -> str | None:
+        """The schema that our own memory calls are answered from; None where an operator's extension chooses it."""
+
+    @property
+    def heads(self) -> frozenset[str]:
+        """The revisions that hindsight-api brings a schema to."""
+
     async def take_api_down(self, operation: OperationName) -> None:
         """Stop hindsight-api and keep it down."""
 
     async def bring_api_up(self) -> None:
-        """Serve what has the name now; VerificationError where it cannot be."""
+        """Serve what is new and has the name now; VerificationError where it cannot be."""
+
+    async def bring_api_back(self) -> None:
+        """Serve what was served before again, for as long as it takes; VerificationError where somebody has to mend it."""
 
     async def take_postgres_down(self, operation: OperationName) -> None:
         """Stop both components and keep them down."""
@@ -127,22 +142,27 @@ class Move:
         comparison = verification.compare(staged.contents.unchanged(), await look(self.socket_dir, staged.verified))
         if comparison.faults:
             raise VerificationError("; ".join(comparison.faults[:_NAMED]))
-        operation.enter("start hindsight-api")
-        await self.served.bring_api_up()
-        await self._recall_some(operation)
+        found, doubts = await start(self.socket_dir, self.served, operation)
+        recalled = await self._recall_some(operation)
+        doubts += not_recalled(staged.contents.memories, found, self.served.schema, recalled=recalled)
+        operation.report["unproved"] = [*operation.report.get("unproved", []), *doubts]
 
-    async def _recall_some(self, operation: Operation) -> None:
+    async def _recall_some(self, operation: Operation) -> bool:
         """Ask for some memories by their own texts: each has to come back, and its vector to agree with the model at hand.
 
         hindsight-api adds dates and entities to a text before it embeds it, so agreement is not identity; vectors of
-        another model have nothing to do with the text at all.
+        another model have nothing to do with the text at all. Tells whether there were any.
         """
-        memories = await sample(self.socket_dir)
+        schema = self.served.schema
+        memories = [] if schema is None else await sample(self.socket_dir, schema)
         operation.enter("recall", len(memories), "memories")
         scores: list[float] = []
 
         async def ask(bank: str, text: str) -> None:
-            scores.append(await self.recall(bank, text) or 0.0)
+            try:
+                scores.append(await self.recall(bank, text) or 0.0)
+            except RehearsalError as error:
+                raise VerificationError(f"asked for by their own texts: {error}") from error
             operation.done += 1
 
         try:
@@ -151,12 +171,28 @@ class Move:
                     group.create_task(ask(bank, text))
         except ExceptionGroup as several:
             raise several.exceptions[0] from several
-        if not scores:
-            return
-        found = Agreement.of(scores)
-        operation.report["recalled"] = found.to_json()
-        if found.fault is not None and not self.force_model:
-            raise VerificationError(f"asked for by their own texts: {found.fault}")
+        if scores:
+            agreed = Agreement.of(scores)
+            operation.report["recalled"] = agreed.to_json()
+            if agreed.fault is not None and not self.force_model:
+                raise VerificationError(f"asked for by their own texts: {agreed.fault}")
+        return bool(scores)
+
+
+async def start(socket_dir: Path, served: Served, operation: Operation) -> tuple[Found, list[str]]:
+    """Start hindsight-api on what is new and has the name now; return what it found there, and what is not sure of its migration.
+
+    Raises:
+        VerificationError: it cannot be served, or not all of it is there any more.
+
+    """
+    operation.enter("start hindsight-api")
+    found = await migrated.look(socket_dir)
+    await served.bring_api_up()
+    faults, doubts = migrated.compare(found, await migrated.look(socket_dir), served.schema, served.heads)
+    if faults:
+        raise VerificationError("; ".join(faults[:_NAMED]))
+    return found, doubts
 
 
 @contextlib.asynccontextmanager
@@ -169,7 +205,7 @@ async def served_again(served: Served, operation: Operation) -> AsyncIterator[No
         with contextlib.suppress(
             TransientError, VerificationError
         ):  # the state tells why, and what went wrong first matters
-            await served.bring_api_up()
+            await served.bring_api_back()
         raise
     finally:
         served.over()
@@ -225,7 +261,9 @@ async def finish(socket_dir: Path, staged: Staged, facts: Facts) -> Staged:
     """Make a verified database one that can be served, and return what it holds then."""
     if await _reset_tasks(socket_dir, staged.name):
         staged = await _read_again(socket_dir, staged)
-    await database.prepare(socket_dir, staged.name, facts)
+    # Nor is a copy needed before hindsight-api migrates it, also where this sidecar is killed before it is served: its
+    # source has it as it is, and what is served now is kept.
+    await database.prepare(socket_dir, staged.name, replace(facts, uncopied=staged.contents.revisions))
     return staged
 
 
@@ -234,12 +272,7 @@ async def _reset_tasks(socket_dir: Path, name: str) -> int:
     reset = 0
     async with await database.connect(socket_dir, ROLE, name) as connection:
         for schema in await database.memory_schemas(connection):
-            cursor = await connection.execute(
-                "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-                "WHERE n.nspname = %s AND c.relname = 'async_operations' AND c.relkind = 'r'",
-                (schema,),
-            )
-            if await cursor.fetchone() is not None:
+            if await migrated.has_tasks(connection, schema):
                 update = sql.SQL(
                     "UPDATE {} SET status = 'pending', worker_id = NULL, claimed_at = NULL WHERE status = 'processing'"
                 ).format(sql.Identifier(schema, "async_operations"))
@@ -247,15 +280,39 @@ async def _reset_tasks(socket_dir: Path, name: str) -> int:
     return reset
 
 
-async def sample(socket_dir: Path) -> list[tuple[str, str]]:
-    """Return bank and text of some memories of the default tenant, of as many banks as can be."""
+def not_recalled(memories: int, found: Found, schema: str | None, *, recalled: bool) -> list[str]:
+    """Return what recalls from a schema say nothing of, a sentence each; `recalled` tells whether any memory was."""
+    if not memories:
+        return []
+    if schema is None:
+        return [
+            "none of its memories was recalled: from which schema hindsight-api answers the sidecar, the tenant extension decides"
+        ]
+    others = [name for name, there in found.memories.items() if there and name != schema]
+    sentences = []
+    if not recalled:
+        sentences.append(
+            f"none of its memories was recalled (one of 20 to 1000 characters is needed in schema {schema}, which hindsight-api "
+            "serves, and no observation)"
+        )
+    if others:
+        sentences.append(
+            f"no memory was recalled of schema {', '.join(others)}: hindsight-api answers the sidecar from {schema} alone"
+        )
+    return sentences
+
+
+async def sample(socket_dir: Path, schema: str) -> list[tuple[str, str]]:
+    """Return bank and text of some memories of a schema, of as many banks as can be."""
     async with await database.connect(socket_dir, ROLE) as connection:
-        if "public" not in await database.memory_schemas(connection):
+        if schema not in await own_schemas(connection):
             return []
         cursor = await connection.execute(
-            "SELECT bank_id AS bank, text FROM (SELECT bank_id, text, row_number() OVER (PARTITION BY bank_id ORDER BY md5(id::text)) AS n "
-            "FROM public.memory_units WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000) AS picked "
-            "ORDER BY n, bank_id LIMIT %s",
+            sql.SQL(
+                "SELECT bank_id AS bank, text FROM (SELECT bank_id, text, row_number() OVER (PARTITION BY bank_id ORDER BY md5(id::text)) AS n "
+                "FROM {} WHERE embedding IS NOT NULL AND fact_type <> 'observation' AND length(text) BETWEEN 20 AND 1000) AS picked "
+                "ORDER BY n, bank_id LIMIT %s"
+            ).format(sql.Identifier(schema, "memory_units")),
             (SAMPLE,),
         )
         return [(str(row["bank"]), str(row["text"])) for row in await cursor.fetchall()]

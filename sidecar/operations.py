@@ -81,6 +81,10 @@ class Operation:
         self._phase_began = time.monotonic()
         log.get("operations").info("operation", operation=self.name, phase=phase)
 
+    def advance(self, count: int) -> None:
+        """Tell that so much more of the phase is done."""
+        self.done += count
+
     def to_json(self) -> dict[str, Any]:
         """Return it as `/v1/operations/{id}` shows it; rate is per second, remaining in seconds."""
         passed = time.monotonic() - self._phase_began

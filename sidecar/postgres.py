@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sidecar import cluster, cluster_exchange, database, log, postgres_binaries, sizing, users
+from sidecar import cluster, cluster_exchange, database, log, postgres_binaries, postgres_log, sizing, users
 from sidecar.child import Child
 from sidecar.component import Component
 from sidecar.errors import BlockedError, Reason, TransientError
@@ -21,7 +21,7 @@ from sidecar.settings import Settings
 from sidecar.side_server import SideServer
 from sidecar.threads import off_loop
 from sidecar.volume import Space
-from sidecar.watch import NO_SPACE, PostgresWatch
+from sidecar.watch import PostgresWatch
 
 _ORPHAN_PATIENCE = 30.0  # seconds
 _STOP_PATIENCE = 60.0  # seconds for a fast shutdown on behalf of an operation
@@ -52,6 +52,7 @@ class Postgres(Component[PostgresWatch]):
         super().__init__(PostgresWatch(settings.run_dir, settings.pgdata, changed))
         self._space = space
         self._looking = threading.Lock()
+        self._server_lock = cluster.ServerLock(settings.pgdata)
         self._settings = settings
         self._scripts = scripts
         self._identity = identity
@@ -87,6 +88,12 @@ class Postgres(Component[PostgresWatch]):
             raise self.no_space(child) or TransientError(
                 f"10-initdb ended with {code}: {' '.join(list(child.tail)[-3:])}"
             )
+        if found is cluster.Found.NOTHING:
+            await off_loop(self._lock_new_cluster)
+
+    def _lock_new_cluster(self) -> None:
+        with self._looking:
+            self._server_lock.acquire()
 
     def _look(self) -> tuple[postgres_binaries.Binaries, cluster.Found]:
         # One at a time: an earlier look that hung and was given up must not remove the next postmaster's pid file.
@@ -100,7 +107,7 @@ class Postgres(Component[PostgresWatch]):
     def _clear_stale_pid_file(self) -> None:
         now = time.monotonic()
         try:
-            if cluster.clear_stale_pid_file(self._settings.pgdata):
+            if cluster.clear_stale_pid_file(self._settings.pgdata, self._server_lock):
                 self._log.info("removed a stale postmaster.pid", pgdata=str(self._settings.pgdata))
         except cluster.StillRunningError as error:
             # After a sidecar was killed, its Postgres takes a moment for its own shutdown. Longer is no such case.
@@ -123,7 +130,8 @@ class Postgres(Component[PostgresWatch]):
         if self.binaries is None:
             raise TransientError("the data directory was not prepared")
         env = self._environment(self.binaries)
-        child = self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear)
+        with self._server_lock.handed_over() as keeps:
+            child = self._scripts.start("20-postgres", "postgres", env, signal.SIGINT, self.watch.hear, keeps)
         self.watch.postmaster = child.pid
         self._begin(child)
         self.measuring = asyncio.create_task(self.measurement.run())
@@ -150,7 +158,7 @@ class Postgres(Component[PostgresWatch]):
 
     def no_space(self, child: Child) -> BlockedError | None:
         """Return the reason where a child ended for want of space, None where it did not say so."""
-        return self._found_no_space(child.name) if any(NO_SPACE in line for line in child.tail) else None
+        return self._found_no_space(child.name) if any(map(postgres_log.no_space, child.tail)) else None
 
     def wants_space(self, now: float) -> str | None:
         """Say where Postgres runs and cannot write for want of space, None where it can. `now` is monotonic seconds."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar import paths
+from sidecar.control_characters import written_out, written_out_lines
 
 EXIT_READY = 0
 EXIT_NOT_READY = 1
@@ -72,9 +73,9 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{nobody(error)}\n")
         return EXIT_NOT_REACHABLE
     if "--json" in arguments:
-        sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(written_out_lines(json.dumps(body, indent=2, ensure_ascii=False)) + "\n")
     else:
         subject = f"({body['subject']})" if body.get("subject") else ""
         detail = f": {body['detail']}" if body.get("detail") else ""
-        sys.stdout.write(f"{body['state']}{subject}{detail}\n")
+        sys.stdout.write(f"{written_out(body['state'] + subject + detail)}\n")
     return EXIT_READY if status == http.client.OK else EXIT_NOT_READY

@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in which /proc counts the use of a core
+_LISTENS = "0A"  # a TCP state in /proc/net
 _WORKING = 0.2  # of a core; one that waits for something uses less by far
 
 
@@ -143,6 +145,52 @@ def memory(pid: int, proc: Path = PROC) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+class Listener(Enum):
+    """Who listens on a port of our network namespace, as far as one process is concerned."""
+
+    NOBODY = "nobody"
+    ITSELF = "itself"
+    ANOTHER = "another"
+    UNKNOWN = "unknown"  # /proc does not tell
+
+
+def listener(port: int, pid: int, proc: Path = PROC) -> Listener:
+    """Tell whether a process listens on this port, or only another one does.
+
+    Who can reach the port cannot tell that: any program in the network namespace may have taken it before.
+    """
+    try:
+        listening = _listening(port, proc)
+        if not listening:
+            return Listener.NOBODY
+        return Listener.ITSELF if listening & _sockets(pid, proc) else Listener.ANOTHER
+    except FileNotFoundError:  # it ended
+        return Listener.NOBODY
+    except OSError:
+        return Listener.UNKNOWN
+
+
+def _listening(port: int, proc: Path) -> set[str]:
+    """Return the inodes of the sockets that listen on this port, on any address."""
+    lines = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            lines += (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]
+    found = (line.split() for line in lines)
+    return {words[9] for words in found if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port}
+
+
+def _sockets(pid: int, proc: Path) -> set[str]:
+    """Return the inodes of a process' open sockets."""
+    found = set()
+    for entry in (proc / str(pid) / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            target = str(entry.readlink())
+            if target.startswith("socket:["):
+                found.add(target.removeprefix("socket:[").removesuffix("]"))
+    return found
 
 
 def postgres_in(directory: Path, proc: Path = PROC) -> list[int]:

@@ -48,26 +48,26 @@ class Recovery:
 
     @classmethod
     def begun(cls, line: str) -> "Recovery | None":
-        """Return a new one where a line of Postgres' log says that one is under way.
+        """Return a new one where Postgres says, in a line as `postgres_log.said` returns it, that one is under way.
 
         The files are brought to the disk before it says that it recovers, and on a slow one that takes longest.
         """
-        return cls() if any(told.search(line) for told in (_SYNCING, _CRASHED, _BEGINS)) else None
+        return cls() if any(told.match(line) for told in (_SYNCING, _CRASHED, _BEGINS)) else None
 
     def hear(self, line: str) -> bool:
-        """Take a line of Postgres' log, and tell whether it was about this."""
-        if _CRASHED.search(line):
+        """Take such a line, and tell whether it was about this."""
+        if _CRASHED.match(line):
             self._phase = "is about to replay its log"
-        elif found := _SYNCING.search(line):
+        elif found := _SYNCING.match(line):
             self._phase = f"brings its files to the disk before it replays its log ({float(found[1]):.0f} s)"
-        elif found := _BEGINS.search(line):
+        elif found := _BEGINS.match(line):
             self.begins = self.now = _position(found[1], found[2])
             self._phase = "replays its log"
-        elif found := _GOES_ON.search(line):
+        elif found := _GOES_ON.match(line):
             self.seconds = float(found[1])
             self.now = _position(found[2], found[3])
             self._phase = "replays its log"
-        elif found := _DONE.search(line):
+        elif found := _DONE.match(line):
             self.now = self.ends = _position(found[1], found[2])
             self._phase = "has replayed its log and writes its buffers out"
         else:

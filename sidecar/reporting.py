@@ -9,7 +9,8 @@ from typing import Any
 from sidecar.inspection import Inspection
 from sidecar.progress import duration, size
 
-_TIME = re.compile(r".*(hindsight_kept_|\.kept-)")  # what comes before it in a kept one's name
+# In the name of a kept database or cluster, and in that of a copy from before a version of hindsight-api.
+_TIME = re.compile(r".*(?:hindsight_kept_|\.kept-)(\d{8}t\d{6}z)(?:_before_\w+)?")
 Json = Mapping[str, Any]
 
 
@@ -149,13 +150,16 @@ def _equal(comparison: Json | None) -> str:
     return f"{tables} tables, {counts['indexes']['equal']} indexes, {counts['constraints']['equal']} constraints equal"
 
 
-def rolled_back_line(operation: Json) -> str:
-    """Return one line for a change log."""
+def rolled_back_lines(operation: Json) -> list[str]:
+    """Return what could not be proved, and one line for a change log."""
     report = operation["report"]
-    return (
-        f"{moment(operation['ended'])}: {report['served']} is served again; the database that was served until then is "
-        f"kept as {report['kept']}"
-    )
+    return [
+        *(f"UNPROVED  {sentence}" for sentence in report.get("unproved", [])),
+        (
+            f"{moment(operation['ended'])}: {report['served']} is served again; the database that was served until then is "
+            f"kept as {report['kept']}"
+        ),
+    ]
 
 
 # Lists ----------------------------------------------------------------------------------------------------------
@@ -270,8 +274,9 @@ def database_lines(kept: Sequence[Json]) -> list[str]:
 
 def served_until(name: str) -> str | None:
     """Return when a kept database or cluster was served last, which its name says."""
+    time = _TIME.fullmatch(name)
     try:
-        found = datetime.strptime(_TIME.sub("", name), "%Y%m%dt%H%M%Sz")  # noqa: DTZ007 - its z is UTC
+        found = datetime.strptime(time[1] if time else "", "%Y%m%dt%H%M%Sz")  # noqa: DTZ007 - its z is UTC
     except ValueError:
         return None
     return f"{found:%Y-%m-%d %H:%M} UTC"

@@ -4,10 +4,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sidecar import agreement, database, recognition, sizing, staging, volume
+import psycopg
+
+from sidecar import agreement, contents, database, recognition, sizing, staging, volume
 from sidecar.agreement import Agreement
 from sidecar.api_environment import ROLE
 from sidecar.archive import Manifest
+from sidecar.contents import Contents
 from sidecar.database import Facts
 from sidecar.errors import RefusedError, TransientError, VerificationError
 from sidecar.model import Identity, Model
@@ -22,6 +25,7 @@ from sidecar.staging import Checked, Staged
 from sidecar.threads import off_loop
 
 _MARGIN = 64 * MIB  # bytes of the volume that stay free
+_LOG = 512 * MIB  # bytes that Postgres' log grows to (max_wal_size)
 
 
 class Parts(Protocol):
@@ -49,6 +53,9 @@ class Parts(Protocol):
 
     def side_server(self, pgdata: Path, socket_dir: Path, major: int | None) -> SideServer:
         """Return a server beside the served one; RefusedError where no installed PostgreSQL is of that major."""
+
+    def check_served(self) -> None:
+        """Raise TransientError where what is served was not found to be what it has to be."""
 
     def check_volume_held(self) -> None:
         """Raise TransientError where the volume is not ours, or not yet."""
@@ -101,6 +108,27 @@ class Restoring:
     parts: Parts
     served: Served
 
+    async def check_possible(self) -> None:
+        """Look whether memories can be brought in now, before gigabytes are sent for it.
+
+        Raises:
+            TransientError: not now.
+            RefusedError: never into this cluster.
+            psycopg.OperationalError: Postgres does not answer.
+
+        """
+        self.parts.programs, self.parts.model, self.parts.known_revisions  # noqa: B018 - each is there, or says why not
+        try:
+            async with await database.connect(self.settings.run_dir):
+                pass
+        except psycopg.OperationalError as error:
+            if "does not exist" not in str(error):
+                raise
+            raise RefusedError(
+                f"the cluster has lost what is to be replaced ({' '.join(str(error).split())}); put a copy of the volume back, or move "
+                f"{self.settings.pgdata} away and restore into the new cluster that is made then"
+            ) from error
+
     async def restore(
         self, file: Path, manifest: Manifest | None, wish: Wish, operation: Operation, source: str
     ) -> None:
@@ -115,7 +143,7 @@ class Restoring:
         checked = await self.check(file, manifest, wish, operation, source, place)
         if wish.dry_run:
             staged = await self.stage(checked, wish, operation, place)
-            await staging.drop(socket_dir, staged.name)
+            await staging.drop_whatever_happens(socket_dir, staged.name)
             operation.report["dry_run"] = True
             return
         move = self.move(wish, socket_dir)
@@ -154,6 +182,8 @@ class Restoring:
         operation.enter("check")
         checked = await staging.preflight(file, manifest, place.programs, place.socket_dir, self.parts.known_revisions)
         self._check_model(manifest, wish)
+        if manifest is not None:
+            self._check_known(manifest.contents)
         await off_loop(self._check_room, checked)
         operation.report |= _source_report(checked, source)
         return checked
@@ -162,7 +192,7 @@ class Restoring:
         """Fill a new database and verify it; it is dropped again where it is not what it has to be.
 
         Raises:
-            RefusedError: its vectors have another dimension than the model at hand.
+            RefusedError: its vectors have another dimension than the model at hand, or its schema is a newer one.
             VerificationError: its vectors are not of that model, or it is not what its source held.
             ProgramError, psycopg.Error: as `staging.stage`.
 
@@ -173,20 +203,20 @@ class Restoring:
         )
         operation.report |= {"memories": staged.contents.memories, "dimensions": staged.contents.dimensions}
         try:
-            self._check_dimension(staged)
+            self._check_known(staged.contents)
             found = await self._check_agreement(staged, wish, operation, place)
         except BaseException:
             await staging.drop_whatever_happens(place.socket_dir, staged.name)
             raise
         return replace(staged, agreement=found)
 
-    def _check_dimension(self, staged: Staged) -> None:
-        dimension = self.parts.model.identity.dimension
-        others = {schema: found for schema, found in staged.contents.dimensions.items() if found not in (dimension, -1)}
-        if others:
-            told = ", ".join(f"{found} in schema {schema}" for schema, found in others.items())
+    def _check_known(self, held: Contents) -> None:
+        """Refuse what could not be served: a file without a manifest tells only once it is loaded."""
+        staging.check_dimensions(held.dimensions, self.parts.model.identity.dimension)
+        if newer := contents.unknown(held.revisions, self.parts.known_revisions):
             raise RefusedError(
-                f"the memories have {told} dimensions, and the model at hand {dimension}; use the model they were made with"
+                f"the schema is at revision {', '.join(newer)}, which the hindsight-api here does not know; use an image with the "
+                "version that made it, or a newer one"
             )
 
     async def _check_agreement(
@@ -231,12 +261,17 @@ class Restoring:
             )
 
     def _check_room(self, checked: Checked) -> None:
-        """Refuse where it may not fit: some four times the compressed dump, with indexes and their log."""
-        wanted = 4 * checked.file.stat().st_size + _MARGIN
+        """Refuse where it may not fit: what it took at its source and the log of loading it.
+
+        Where that is not known: some four times the compressed dump, with indexes and their log.
+        """
+        size = checked.file.stat().st_size
+        there = checked.manifest.database_size if checked.manifest else None
+        wanted = (4 * size if there is None else there + min(there, _LOG)) + _MARGIN
         free = volume.free_bytes(self.settings.volume)
         if free < wanted:
             raise RefusedError(
-                f"restoring {checked.file.stat().st_size // MIB} MiB may take {wanted // MIB} MiB beside the live database, and "
+                f"restoring {size // MIB} MiB may take {wanted // MIB} MiB beside the live database, and "
                 f"{self.settings.volume} has {free // MIB} MiB free; delete old dumps or kept databases, or grow the volume"
             )
 

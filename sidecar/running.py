@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from sidecar import api_environment, log, upstream
+from sidecar import api_environment, log, probes, upstream
 from sidecar.asgi import App
 from sidecar.control_listener import SCRAPER, SOCKET, TCP, Later, Marked, metrics_app
 from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
-from sidecar.gateway import Gateway
+from sidecar.gateway import NO_ROOM, PROBES, Gateway
 from sidecar.hosts import AllowedHosts
 from sidecar.initscripts import installed
 from sidecar.listeners import Listeners, Server
@@ -145,15 +146,16 @@ class Sidecar:
         settings, listeners = self._settings, self._listeners
         self._control = Later(self._status)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
+        refused = partial(self._metrics.count_refusal, NO_ROOM)
+        gateway = Server(Metered(self._gateway, self._metrics), listeners.gateway, probes=PROBES, refused=refused)
         served: list[tuple[App, socket]] = [
-            (Metered(self._gateway, self._metrics), listeners.gateway),
             (Marked(self._control, TCP, hosts), listeners.control),
             (Marked(self._control, SOCKET, None), listeners.socket),
         ]
         if listeners.metrics is not None and settings.metrics_listen is not None:
             hosts = AllowedHosts(settings.metrics_listen, settings.allowed_hosts)
             served.append((Marked(metrics_app(self._metrics), SCRAPER, hosts), listeners.metrics))
-        return [Server(app, listener) for app, listener in served]
+        return [gateway, *(Server(app, listener, probes=probes.PROBES) for app, listener in served)]
 
     async def run(self) -> int:
         """Run until the end; return the exit code."""

@@ -1,13 +1,18 @@
 """`hindsight-sidecar serve`: from the settings to the exit code."""
 
+import contextlib
 import os
+import queue
 import resource
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from sidecar import paths, users
+from sidecar.control_characters import written_out
 from sidecar.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -21,9 +26,11 @@ EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: a terminal that was closed
+_VOLUME_PATIENCE = 3.0  # seconds for what root has to know of the volume
 _LEAVE_PATIENCE = 0.3  # seconds for what is under way once Postgres is gone
 _DESCRIPTORS = 65_536  # enough, and not so many that a program which closes all of them takes its time
 TERMINATION_LOG = Path("/dev/termination-log")
+T = TypeVar("T")
 
 
 def _end_at_once_when_asked() -> None:
@@ -44,7 +51,7 @@ def _take_descriptors() -> None:
 def leave(code: int, sentence: str) -> int:
     """Say why the sidecar ends with this code, where people and Kubernetes look."""
     if code != EXIT_STOPPED:
-        sys.stderr.write(f"hindsight-sidecar: {sentence}\n")
+        sys.stderr.write(f"hindsight-sidecar: {written_out(sentence)}\n")
         _write_termination_log(sentence)
     return code
 
@@ -57,6 +64,56 @@ def _write_termination_log(sentence: str) -> None:
             sys.stderr.write(f"hindsight-sidecar: {TERMINATION_LOG} cannot be written: {error.strerror}\n")
 
 
+def _in_time(ask: Callable[[], T]) -> T:
+    """Ask the volume something in a thread: a handler of a signal runs in this one, and not while it waits for a disk.
+
+    Raises:
+        TimeoutError: it gave no answer; the thread waits on, until the process ends or becomes another program.
+
+    """
+    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # they are for the main thread, and the next program
+        try:
+            answers.put(ask())
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
+            answers.put(error)
+
+    threading.Thread(target=work, name="volume", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_VOLUME_PATIENCE)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _leave_root() -> None:
+    """Start this program again without root's rights. Before anything else is imported, as a probe waits.
+
+    Raises:
+        SettingsError: nobody fits, or it cannot be known who does.
+
+    """
+    pgdata = Path(os.environ.get("PGDATA") or paths.PGDATA)
+    run_dir = Path(os.environ.get("HINDSIGHT_SIDECAR_RUN_DIR") or paths.RUN_DIR)
+    run_as = os.environ.get("HINDSIGHT_SIDECAR_RUN_AS")
+    try:
+        account = _in_time(lambda: users.choose(run_as, pgdata))
+    except TimeoutError:
+        raise SettingsError(
+            f"PGDATA {pgdata} gave no answer within {_VOLUME_PATIENCE:g} s, and root becomes whoever owns it; look at its disk, or "
+            "at what it is mounted from, or name the owner in HINDSIGHT_SIDECAR_RUN_AS, and the sidecar waits for it by itself"
+        ) from None
+    users.make_run_dir(run_dir, account)
+    with contextlib.suppress(TimeoutError):  # what hangs is told by the program that follows
+        _in_time(lambda: users.make_volume(pgdata.parent, account))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # kept for that program, which then takes them
+    users.become(account)
+
+
 def serve(*, welcome: bool) -> int:
     """Run the sidecar; return its exit code. With `welcome`, tell a person at the terminal what there is once ready."""
     _end_at_once_when_asked()
@@ -66,14 +123,7 @@ def serve(*, welcome: bool) -> int:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for the process' life
     try:
         if os.geteuid() == 0:
-            # Before anything else is imported: the same program starts again without root's rights, and a probe waits.
-            pgdata = Path(os.environ.get("PGDATA") or paths.PGDATA)
-            run_dir = Path(os.environ.get("HINDSIGHT_SIDECAR_RUN_DIR") or paths.RUN_DIR)
-            account = users.choose(os.environ.get("HINDSIGHT_SIDECAR_RUN_AS"), pgdata)
-            users.make_run_dir(run_dir, account)
-            users.make_volume(pgdata.parent, account)
-            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # kept for the program that follows, which then takes it
-            users.become(account)
+            _leave_root()
         from sidecar.listeners import Listeners  # noqa: PLC0415
         from sidecar.settings import load  # noqa: PLC0415
 

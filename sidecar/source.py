@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 from psycopg import IsolationLevel
 
-from sidecar import contents, dumping, moving, source_url
+from sidecar import contents, dumping, moving, source_url, staging
 from sidecar.archive import Archive
 from sidecar.contents import Contents
 from sidecar.database import Connection, alembic_revisions, memory_schemas
@@ -22,8 +22,12 @@ class SourceError(SidecarError):
     """The source could not be used, and nothing was touched, here or there."""
 
 
-async def check(address: Address, operation: Operation, major: int, known_revisions: frozenset[str]) -> None:
-    """Look at a source before anything is read from it; `major` is that of PostgreSQL here.
+async def check(
+    address: Address, operation: Operation, major: int, known_revisions: frozenset[str], dimension: int
+) -> None:
+    """Look at a source before anything is read from it, or kept from writing there meanwhile.
+
+    `major` is that of PostgreSQL here, `dimension` of the vectors of the model here.
 
     Raises:
         SourceError: it cannot be reached, or it does not let us in; the operation's report tells which.
@@ -36,13 +40,16 @@ async def check(address: Address, operation: Operation, major: int, known_revisi
         theirs = connection.info.server_version // 10000
         check_major(theirs, major, where)
         try:
-            if not await memory_schemas(connection):
+            if not (dimensions := await memory_schemas(connection)):
                 raise RefusedError(await _foreign(connection, where))
             found = await alembic_revisions(connection)
+            cursor = await connection.execute("SELECT extname AS name FROM pg_extension")
+            extensions = [str(row["name"]) for row in await cursor.fetchall()]
         except psycopg.Error as error:
             raise _unreadable(where, error) from error
-    newer = sorted({name for names in found.values() for name in names} - known_revisions)
-    if newer:
+    staging.check_extensions(extensions, where)
+    staging.check_dimensions(dimensions, dimension)
+    if newer := contents.unknown(found, known_revisions):
         raise RefusedError(
             f"the schema of {where} is at revision {', '.join(newer)}, which the hindsight-api here does not know; use an "
             "image with the version that runs there, or a newer one"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from sidecar.contents import Contents, Moment
 from sidecar.database import SUPERUSER
 from sidecar.dump_file import Entry, Header
 from sidecar.errors import RefusedError, VerificationError
-from sidecar.operations import Operation
+from sidecar.operations import Operation, to_its_end
 from sidecar.programs import Programs
 from sidecar.sizing import MIB, Machine
 from sidecar.threads import off_loop
@@ -28,7 +28,10 @@ STAGING = "hindsight_staging_"  # prefix of a database that is being filled; dro
 MADE_HERE = ("vector", "pg_trgm", "btree_gin")  # by the superuser, before anything else is in the database
 _IN_PUBLIC = "public"
 _LOOK = 0.5  # seconds between looks at how far a load is
+_DROP_PATIENCE = 20.0  # seconds
 _FAULTS_NAMED = 5
+_JOBS = 4  # at most, of one pg_restore
+_LEAST = 64 * MIB  # bytes for an index build
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,11 @@ async def preflight(
     await _check_extensions(entries, manifest, socket_dir)
     if manifest is None:
         await dump_file.read_through(file, programs)
-    else:
-        newer = sorted({name for names in manifest.contents.revisions.values() for name in names} - known_revisions)
-        if newer:
-            raise RefusedError(
-                f"the archive's schema is at revision {', '.join(newer)} (hindsight-api {manifest.versions.get('hindsight-api')}), "
-                "which the hindsight-api here does not know; use an image with that version or a newer one"
-            )
+    elif newer := contents.unknown(manifest.contents.revisions, known_revisions):
+        raise RefusedError(
+            f"the archive's schema is at revision {', '.join(newer)} (hindsight-api {manifest.versions.get('hindsight-api')}), "
+            "which the hindsight-api here does not know; use an image with that version or a newer one"
+        )
     return Checked(file, header, entries, manifest, header.server_major == local)
 
 
@@ -108,11 +109,26 @@ async def _check_extensions(entries: list[Entry], manifest: Manifest | None, soc
             f"the dump needs extensions that are not installed here: {', '.join(missing)}; drop them at the source, or use "
             "an image that has them"
         )
-    foreign = sorted(wanted - {*MADE_HERE, "plpgsql"})
+    check_extensions(wanted, "the dump")
+
+
+def check_extensions(names: Iterable[str], where: str) -> None:
+    """Refuse memories that come with other extensions than hindsight-api's."""
+    foreign = sorted(set(names) - {*MADE_HERE, "plpgsql"})
     if foreign:
         raise RefusedError(
-            f"the dump has extensions that hindsight-api does not use, and making them needs the superuser: "
+            f"{where} has extensions that hindsight-api does not use, and making them needs the superuser: "
             f"{', '.join(foreign)}; drop them at the source"
+        )
+
+
+def check_dimensions(found: Mapping[str, int], dimension: int) -> None:
+    """Refuse memories whose vectors have another dimension than the model at hand; `found` is by schema, -1 not fixed."""
+    others = {schema: one for schema, one in found.items() if one not in (dimension, -1)}
+    if others:
+        told = ", ".join(f"{one} in schema {schema}" for schema, one in others.items())
+        raise RefusedError(
+            f"the memories have {told} dimensions, and the model at hand {dimension}; use the model they were made with"
         )
 
 
@@ -174,10 +190,10 @@ async def _load(
         f"--use-list={lines}",
         str(checked.file),
     ]
-    jobs = str(max(1, min(machine.cores, 4)))
-    rows = sum(table.rows for table in checked.manifest.contents.tables.values()) if checked.manifest else None
+    jobs = max(1, min(machine.cores, _JOBS))
+    builds, memory = builds_of(machine)
     try:
-        operation.enter("load", rows, "rows")
+        operation.enter("load", _rows(checked), "rows")
         async with _followed(socket_dir, name, operation, _ROWS):
             await programs.run("pg_restore", ["--section=pre-data", *common])
             await programs.run("pg_restore", ["--section=data", f"--jobs={jobs}", *common])
@@ -185,7 +201,9 @@ async def _load(
         operation.enter("index", indexes, "indexes")
         async with _followed(socket_dir, name, operation, _INDEXES):
             await programs.run(
-                "pg_restore", ["--section=post-data", f"--jobs={jobs}", *common], more=_build_options(machine)
+                "pg_restore",
+                ["--section=post-data", f"--jobs={builds}", *common],
+                more={"PGOPTIONS": f"-c maintenance_work_mem={memory // MIB}MB"},
             )
     finally:
         lines.unlink()
@@ -194,10 +212,20 @@ async def _load(
         await connection.execute("ANALYZE")
 
 
-def _build_options(machine: Machine) -> dict[str, str]:
-    """Return what index builds get: an HNSW build that does not fit into its memory takes many times as long."""
-    memory = max(64 * MIB, min(machine.memory // 8, 1024 * MIB))
-    return {"PGOPTIONS": f"-c maintenance_work_mem={memory // MIB}MB"}
+def _rows(checked: Checked) -> int | None:
+    """Return how many rows a dump has; None where it does not say."""
+    return sum(table.rows for table in checked.manifest.contents.tables.values()) if checked.manifest else None
+
+
+def builds_of(machine: Machine) -> tuple[int, int]:
+    """Return how many indexes are built at a time, and the bytes that each may take.
+
+    All of them together an eighth of the memory, since hindsight-api runs beside them. An HNSW build that does not fit into
+    its part takes many times as long, so where there is little, fewer are built at a time.
+    """
+    share = machine.memory // 8
+    builds = max(1, min(machine.cores, _JOBS, share // _LEAST))
+    return builds, max(_LEAST, min(share // builds, 1024 * MIB))
 
 
 _ROWS = (
@@ -231,11 +259,13 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
         VerificationError: naming what differs.
 
     """
-    operation.enter("verify")
+    operation.enter("verify", _rows(checked), "rows")
     async with await database.connect(socket_dir, ROLE, name) as connection, connection.transaction():
         verified = await contents.moment(connection)
-        found = await contents.read(connection)
+        found = await contents.read(connection, passed=operation.advance)
         faults = await verification.faults_of(connection, checked.manifest.contents if checked.manifest else None)
+        if checked.manifest is None and found.dimensions:
+            faults += await verification.missing_of(connection, dump_file.selected(checked.entries))
     comparison = None
     if checked.manifest is not None:
         comparison = verification.compare(checked.manifest.contents, found, same_major=checked.same_major)
@@ -251,8 +281,12 @@ async def verify(socket_dir: Path, name: str, checked: Checked, operation: Opera
 
 async def drop_whatever_happens(socket_dir: Path, name: str) -> None:
     """Drop it, also while this is being cancelled; what cannot be dropped now is named, and dropped when it can be."""
+    await to_its_end(_drop_or_note(socket_dir, name))
+
+
+async def _drop_or_note(socket_dir: Path, name: str) -> None:
     try:
-        await asyncio.shield(asyncio.wait_for(drop(socket_dir, name), 20))
+        await asyncio.wait_for(drop(socket_dir, name), _DROP_PATIENCE)
     except (psycopg.Error, OSError, TimeoutError) as error:
         log.get("staging").warning("a staged database was not dropped", database=name, error=str(error).strip())
         left.add(name)

@@ -12,6 +12,7 @@ import psycopg
 from sidecar import processes
 
 _API_SHARE = 5.0  # seconds, or half of the budget; with an LLM call outstanding it would take over 35
+_API_KILLED = 1.0  # seconds, or half of what is left, to reap it; one that waits for a disk in the kernel is not to cost Postgres its time
 _LAST = 1.0  # seconds before the end of the budget at which Postgres gets SIGQUIT
 _FLUSH_PATIENCE = 0.2  # seconds; the connection of a checkpoint that was cut off is nobody's loss
 # Seconds to reap what was killed. One that waits for a disk in the kernel ends once that answers, whoever waits for it;
@@ -77,7 +78,7 @@ async def stop_children(
         if await api.wait(min(_API_SHARE, budget / 2)) is None:
             tell("hindsight-api takes too long to end and is killed; its tasks are taken up again at the next start")
             api.send(signal.SIGKILL)
-            await api.wait(left())
+            await api.wait(min(_API_KILLED, left() / 2))
     clean = True
     if postgres is not None:
         postgres.send(signal.SIGINT)

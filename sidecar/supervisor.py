@@ -43,7 +43,7 @@ from sidecar.scheduler import Scheduler
 from sidecar.settings import Settings
 from sidecar.status import Status, component
 from sidecar.stopping import Stop, stop_children
-from sidecar.tenant import Tenant
+from sidecar.tenant import Tenant, served_schema, tenancy
 from sidecar.threads import off_loop
 from sidecar.volume_watch import VolumeWatch
 
@@ -84,14 +84,16 @@ class Supervisor:
         self.installed = installed
         self.gave_up: State | None = None
         self._settings = settings
-        self._environ = environ
+        self._tenancy = tenancy(environ)
         self._status = status
         self._first_ready = first_ready
         self._log = log.get("sidecar")
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._asked: float | None = None  # monotonic seconds of that
-        self._maintenance = Maintenance(self.world, self._changed.set)
+        self._maintenance = Maintenance(
+            self.world, self._changed.set, served_schema(environ), lambda: self._at_hand.revisions.heads
+        )
         self._lock = volume.VolumeLock(settings.volume)
         self._blocked_since: float | None = None
         self._told = time.monotonic()
@@ -254,7 +256,7 @@ class Supervisor:
         if isinstance(error, BlockedError):
             self.world.fault = Fault(error.reason, error.detail, now + error.retry_after)
         else:
-            self.world.fault = Fault(None, str(error), now + _RETRY)
+            self.world.step_failed(str(error), now, now + _RETRY)
 
     # What is done -----------------------------------------------------------------------------------------------
 
@@ -349,18 +351,21 @@ class Supervisor:
         await self._recognition.check(at_hand.model, at_hand.embedder, at_hand.similarities)
         self._status.update(origin=await database.origin(self._settings.run_dir))
         if self._settings.upgrade_copy:
-            self.world.copy_due = await database.wants_copy(self._settings.run_dir, self._at_hand.revisions.heads)
+            heads = at_hand.revisions.heads
+            self.world.copy_due = await database.wants_copy(self._settings.run_dir, heads, self._tenancy)
         if self.administration.operations.current is None:
             await self.administration.sweep_databases()
         self.world.database_checked = True
 
     async def _keep_copy(self) -> None:
-        name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version)
+        running = self.administration.operations.current
+        back = running.report.get("served") if running is not None else None  # what a rollback brings back
+        name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version, back)
         self._log.info("kept a copy from before the schema is migrated", database=name)
         self.world.copy_due = False
 
     async def _start_api(self) -> None:
-        self._api.start(self._at_hand.model)
+        await self._api.start(self._at_hand.model)
         self._told_end(self._api.child)
 
     async def _prove(self) -> None:
@@ -368,7 +373,8 @@ class Supervisor:
         body = await self._api.version_body()
         if body is not None:
             self._status.update(upstream_version=body)
-        await database.record_first_ready(self._settings.run_dir, self._status.picture.versions)
+        versions, heads = self._status.picture.versions, self._at_hand.revisions.heads
+        await database.record_first_ready(self._settings.run_dir, versions, heads, self._tenancy)
         self.world.proved = True
 
     def _told_end(self, child: Child | None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,17 +100,28 @@ async def _exists_after_a_crash(socket_dir: Path, name: str) -> bool:
         await asyncio.sleep(_PAUSE)
 
 
-async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
+def copy_name(version: str, back: str | None, taken: Collection[str]) -> str:
+    """Return a name for a copy from before a version of hindsight-api: of now, or of the kept database that is brought `back`.
+
+    What was served until a rollback is the later one then, and is what another rollback serves.
+    """
+    was = kept_name() if back is None else back[: len(kept_name())]
+    name = f"{was}_before_{re.sub('[^0-9a-z]', '_', version.lower())}"
+    endings = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
+    return next(one for end in endings if (one := f"{name[: _NAME_MAX - len(end)]}{end}") not in taken)
+
+
+async def copy(socket_dir: Path, volume_directory: Path, version: str, back: str | None = None) -> str:
     """Keep a copy of the served database from before this version of hindsight-api migrates it, and return its name.
 
-    Only with hindsight-api down: nobody may be connected meanwhile.
+    Only with hindsight-api down: nobody may be connected meanwhile. `back` is the name under which it was kept until now,
+    where it is brought back: it may get that again.
 
     Raises:
         BlockedError: `no-space`.
         TransientError: someone connects again and again.
 
     """
-    name = f"{kept_name()}_before_{re.sub('[^0-9a-z]', '_', version.lower())}"[:_NAME_MAX]
     async with await database.connect(socket_dir, SUPERUSER, _MAINTENANCE_DATABASE) as connection:
         row = await (await connection.execute("SELECT pg_database_size(%s) AS size", (DATABASE,))).fetchone()
         wanted = int(str(row["size"])) + _MARGIN if row else _MARGIN
@@ -121,6 +133,10 @@ async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
                 f"{free // MIB} MiB free; free some, or set HINDSIGHT_SIDECAR_UPGRADE_COPY=false",
                 retry_after=10,
             )
+        cursor = await connection.execute("SELECT datname AS name FROM pg_database")
+        name = copy_name(version, back, {back or "", *(str(row["name"]) for row in await cursor.fetchall())})
+        # First: CREATE DATABASE is whole or nothing, and one that nothing names would be made again at the next start.
+        await database.record_copy(socket_dir, name)
         await _alone(
             connection,
             [DATABASE],
@@ -129,7 +145,6 @@ async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
                 sql.Identifier(name), sql.Identifier(DATABASE), sql.Identifier(ROLE)
             ),
         )
-    await database.record_copy(socket_dir, name)
     return name
 
 

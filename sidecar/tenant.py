@@ -11,6 +11,8 @@ from sidecar.settings import Settings
 
 _EXTENSION = "HINDSIGHT_API_TENANT_EXTENSION"
 _KEY = "HINDSIGHT_API_TENANT_API_KEY"
+_SCHEMA = "HINDSIGHT_API_DATABASE_SCHEMA"
+_PUBLIC = "public"  # hindsight-api's own default for it
 _MCP_OPEN = "HINDSIGHT_API_TENANT_MCP_AUTH_DISABLED"
 _MCP_TOKEN = "HINDSIGHT_API_MCP_AUTH_TOKEN"  # noqa: S105 - a name
 _ASKS_FOR_A_KEY = "hindsight_api.extensions.builtin.tenant:ApiKeyTenantExtension"
@@ -56,6 +58,18 @@ class Tenant:
         if key:
             request.headers["Authorization"] = f"Bearer {key}"
         return request
+
+
+def served_schema(environ: Mapping[str, str]) -> str | None:
+    """Return the schema that calls of our own are answered from; None where an extension of the operator's chooses one."""
+    if environ.get(_EXTENSION, "") in {"", _ASKS_FOR_A_KEY}:
+        return environ.get(_SCHEMA) or _PUBLIC
+    return None
+
+
+def tenancy(environ: Mapping[str, str]) -> str:
+    """Return what decides which schemas hindsight-api serves and migrates, as one text to compare."""
+    return f"{environ.get(_SCHEMA) or _PUBLIC} {environ.get(_EXTENSION, '')}".rstrip()
 
 
 def _new() -> SecretStr:

@@ -6,8 +6,8 @@ from ending as well, so these are daemons.
 
 import asyncio
 import contextlib
-import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import ParamSpec, TypeVar
 
@@ -21,29 +21,47 @@ _MOST = 64
 class Threads:
     """Threads that take jobs, made as they are needed.
 
-    Where `most` of them are at work, a job waits for one of them: if all hang, it would hang as well.
+    Where `most` of them are at work, or the system has no more of them, a job waits for one: if all hang, it would hang as well.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._made = 0
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        # Threads that wait for a job. Once all are made it may count some that found one waiting: then another does.
-        self._idle = threading.Semaphore(0)
+        self._idle = 0
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
 
     def begin(self, job: Job) -> None:
-        """Have a job done. To be called from one thread alone, that of the event loop."""
-        if self._idle.acquire(blocking=False) or self._made >= self._most:
-            self._jobs.put(job)
-        else:
+        """Have a job done. To be called from one thread alone, that of the event loop.
+
+        Raises:
+            RuntimeError: the system has no thread for it, and had none before.
+
+        """
+        with self._changed:
+            if len(self._jobs) < self._idle or self._made >= self._most or not self._makes_one_for(job):
+                self._jobs.append(job)
+                self._changed.notify()
+
+    def _makes_one_for(self, job: Job) -> bool:
+        try:
             threading.Thread(target=self._work, args=(job,), name="disk", daemon=True).start()
-            self._made += 1
+        except RuntimeError:  # a limit of processes
+            if self._made == 0:
+                raise
+            return False
+        self._made += 1
+        return True
 
     def _work(self, job: Job) -> None:
         while True:
             job()
-            self._idle.release()
-            job = self._jobs.get()
+            with self._changed:
+                self._idle += 1
+                while not self._jobs:
+                    self._changed.wait()
+                job = self._jobs.popleft()
+                self._idle -= 1
 
 
 _threads = Threads(_MOST)

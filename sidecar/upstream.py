@@ -128,7 +128,7 @@ async def similarities(
 ) -> list[float]:
     """Embed texts as the installed package does, and return how much each agrees with its stored vector (cosines).
 
-    `env` is the environment that hindsight-api itself gets. It takes its model's memory for some seconds.
+    `env` is `api_environment.for_embedding`. It takes its model's memory for some seconds.
 
     Raises:
         TransientError: it did not answer.

@@ -1,6 +1,6 @@
 """Embeds texts as hindsight-api does, and prints how much each vector agrees with a stored one, as one line of JSON.
 
-Run as a file by hindsight-api's own interpreter, with its environment. The argument is a JSON file,
+Run as a file by hindsight-api's own interpreter, with what of its environment is about embedding. The argument is a JSON file,
 `[[text, [component, ...]], ...]`; the answer has a cosine for each.
 """
 

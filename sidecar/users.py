@@ -1,5 +1,6 @@
 """Who we are and who the children become: no right is kept that the work does not need."""
 
+import contextlib
 import os
 import pwd
 import stat
@@ -128,11 +129,15 @@ def _give(run_dir: Path, account: Account) -> None:
 
 
 def make_volume(volume: Path, account: Account) -> None:
-    """Make a volume directory that is not there yet, owned by whom we become; one that exists is left as it is."""
-    if not volume.exists():
-        volume.mkdir(mode=0o755, parents=True)
-        os.chown(volume, account.uid, account.gid)
-        volume.chmod(0o700)
+    """Make a volume directory that is not there yet, owned by whom we become; one that exists is left as it is.
+
+    What is in the way of that is told by whoever takes the volume.
+    """
+    with contextlib.suppress(OSError):
+        if not volume.exists():
+            volume.mkdir(mode=0o755, parents=True)
+            os.chown(volume, account.uid, account.gid)
+            volume.chmod(0o700)
 
 
 def become(account: Account) -> None:

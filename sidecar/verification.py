@@ -1,7 +1,7 @@
 """Whether what arrived is what was sent: two databases' contents side by side, and what must hold in any database."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ from psycopg import sql
 
 from sidecar.contents import Contents, Sequence
 from sidecar.database import SCHEMA, Connection
+from sidecar.dump_file import Entry
 
 # A definition that PostgreSQL wrote, read and wrote again gains, loses and moves casts, and parentheses around what
 # is one thing anyway: `(ARRAY['a'])::text[]` becomes `ARRAY[('a')::text]`. Literals stay as they are.
@@ -17,6 +18,7 @@ _CAST = re.compile(
     rf"({_LITERAL})|::(?:character varying|timestamp with time zone|double precision|[a-z_]+)(?:\(\d+\))?(?:\[\])?"
 )
 _ATOM = re.compile(rf"(?<![\w\"])\(({_LITERAL}|ARRAY\[[^()\[\]]*\]|[\w.]+)\)")
+_NAMED_KINDS = frozenset({"INDEX", "CONSTRAINT", "FK CONSTRAINT"})
 _NAMED = 5  # names of a kind that a sentence gives; it counts the others
 
 
@@ -96,7 +98,9 @@ def compare(there: Contents, here: Contents, *, same_major: bool = True) -> Comp
 def _line(name: str, there: Contents, here: Contents) -> TableLine:
     one, other = there.tables.get(name), here.tables.get(name)
     derived = (one or other) is not None and all(table is None or table.derived for table in (one, other))
-    equal = None if derived else one is not None and other is not None and one == other
+    # An older archive may call a table derived that is not, and has its hash all the same.
+    same = one is not None and other is not None and (one.rows, one.content) == (other.rows, other.content)
+    equal = None if derived else same
     return TableLine(name, one.rows if one else None, other.rows if other else None, equal)
 
 
@@ -166,8 +170,26 @@ async def faults_of(connection: Connection, there: Contents | None = None) -> li
             "constraint {} was never checked against its table (NOT VALID)",
             unchecked,
         ),
-        *await _sequences_behind(connection),
+        *await _sequences_behind(connection, there),
     ]
+
+
+async def missing_of(connection: Connection, entries: Iterable[Entry]) -> list[str]:
+    """Return which indexes and constraints of a dump's list are not here: a sentence each. It says no more of them than names."""
+    cursor = await connection.execute(
+        "SELECT 'INDEX ' || n.nspname || ' ' || c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.relkind IN ('i', 'I') UNION ALL SELECT CASE k.contype WHEN 'f' THEN 'FK ' ELSE '' END || 'CONSTRAINT ' || "
+        "n.nspname || ' ' || c.relname || ' ' || k.conname FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace"
+    )
+    # A list has one entry a line, and names are not quoted in it: one may have spaces, and so may the owner behind it.
+    here = {str(row["name"]).replace("\n", " ").replace("\r", " ") for row in await cursor.fetchall()}
+    faults = []
+    for entry in entries:
+        words = f"{entry.kind} {entry.rest}".split(" ")
+        if entry.kind in _NAMED_KINDS and not any(" ".join(words[:count]) in here for count in range(len(words))):
+            faults.append(f"the dump has {' '.join(words[:-1])}, which is not here")
+    return faults
 
 
 async def _listed(connection: Connection, query: str, sentence: str, *values: list[str]) -> list[str]:
@@ -175,10 +197,10 @@ async def _listed(connection: Connection, query: str, sentence: str, *values: li
     return [sentence.format(row["name"]) for row in await cursor.fetchall()]
 
 
-async def _sequences_behind(connection: Connection) -> list[str]:
+async def _sequences_behind(connection: Connection, there: Contents | None) -> list[str]:
     cursor = await connection.execute(
-        "SELECT n.nspname AS schema, s.relname AS sequence, m.nspname AS table_schema, c.relname AS table_name, "
-        "a.attname AS column_name, q.seqincrement AS step FROM pg_class s JOIN pg_namespace n ON n.oid = s.relnamespace "
+        "SELECT n.nspname AS schema, s.relname AS sequence, format('%%I.%%I', n.nspname, s.relname) AS qualified, "
+        "m.nspname AS table_schema, c.relname AS table_name, a.attname AS column_name, q.seqincrement AS step FROM pg_class s JOIN pg_namespace n ON n.oid = s.relnamespace "
         "JOIN pg_sequence q ON q.seqrelid = s.oid JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = s.oid "
         "AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i') JOIN pg_class c ON c.oid = d.refobjid "
         "JOIN pg_namespace m ON m.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid "
@@ -196,11 +218,26 @@ async def _sequences_behind(connection: Connection) -> list[str]:
         seen = await (await connection.execute(query)).fetchone()
         if seen is None or seen["used"] is None:
             continue
-        used, last = int(str(seen["used"])), int(str(seen["last_value"]))
-        behind = last < used if int(str(row["step"])) > 0 else last > used
-        if behind or (last == used and not seen["is_called"]):
+        used, last, step = int(str(seen["used"])), int(str(seen["last_value"])), int(str(row["step"]))
+        if _is_behind(last, used, step, called=bool(seen["is_called"])):
+            mend = sql.SQL("SELECT setval(pg_get_serial_sequence({}, {}), {})").format(
+                sql.Literal(sql.Identifier(str(row["table_schema"]), str(row["table_name"])).as_string(None)),
+                sql.Literal(str(row["column_name"])),
+                sql.Literal(used),
+            )
+            was = there.sequences.get(str(row["qualified"])) if there else None
+            at_source = ""
+            if there is None:
+                at_source = f" (if it is so at the source too, run there: {mend.as_string(None)})"
+            elif was is not None and _is_behind(was.last_value, used, step, called=was.is_called):
+                at_source = f" (it was so at the source already; run there: {mend.as_string(None)})"
             faults.append(
                 f"sequence {row['schema']}.{row['sequence']} stands at {last}, and "
-                f"{row['table_name']}.{row['column_name']} has {used} already: the next row would collide"
+                f"{row['table_name']}.{row['column_name']} has {used} already: the next row would collide{at_source}"
             )
     return faults
+
+
+def _is_behind(last: int, used: int, step: int, *, called: bool) -> bool:
+    """Tell whether a sequence that stands at `last` would give out what is used already, `used` being the furthest of it."""
+    return (last < used if step > 0 else last > used) or (last == used and not called)

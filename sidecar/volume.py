@@ -241,6 +241,23 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write(path: Path, content: bytes) -> None:
+    """Write a private file, all of it on disk before this returns; a kill may leave half of it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, whenever this is killed and wherever the power goes."""
+    written = path.with_name(f"{path.name}.new")
+    write(written, content)
+    written.rename(path)
+    sync(path.parent)
+
+
 def size(directory: Path) -> int:
     """Return the bytes of all files below a directory, which may come and go meanwhile."""
     total = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import psycopg
 
-from sidecar import database, processes
+from sidecar import database, postgres_log, processes
 from sidecar.machine import Server
 from sidecar.recovery import Recovery, end_of_log
 from sidecar.threads import off_loop
@@ -20,8 +20,7 @@ TIMEOUT = 2.0  # seconds; with the interval, a hang is known within 3 s
 _TITLE_PATIENCE = 0.3  # seconds; a name is worth no more
 _GLANCE = 0.25  # seconds between looks at whether one that does not answer is at work
 _BUSY = 25.0  # seconds that it may leave its health unanswered since it is at work
-NO_SPACE = "No space left on device"
-_REINITIALIZED = "all server processes terminated; reinitializing"
+_REINITIALIZED = "LOG:  all server processes terminated; reinitializing"
 _LOCK_TIMEOUT = 1.0  # seconds for a lock on the memories; less than `TIMEOUT`, so that it is not taken for a hang
 
 
@@ -93,17 +92,18 @@ class PostgresWatch(Watch):
 
     def hear(self, line: str) -> None:
         """Take one line of Postgres' log."""
-        if NO_SPACE in line:
+        said = postgres_log.said(line)
+        if said and postgres_log.no_space(said):
             self.no_space_at = time.monotonic()
             self._changed()
-        if _REINITIALIZED in line:
+        if said == _REINITIALIZED:
             self.reinitialized += 1
             self.recovery = self._measuring = None
         if self.server is Server.DOWN:
             return
         # Whatever was seen last of it: a server whose backend was killed recovers before the next look.
-        recovery = self.recovery or Recovery.begun(line)
-        if recovery is not None and recovery.hear(line):
+        recovery = self.recovery or Recovery.begun(said)
+        if recovery is not None and recovery.hear(said):
             self.recovery = recovery
             self._see(Server.RECOVERING, recovery.sentence)
             self._measure(recovery)
@@ -214,31 +214,52 @@ class ApiWatch(Watch):
     One that is at work meanwhile is busy and not hung: many questions at once, on few cores, or one call with much to store
     keep it from its health for longer than one that hangs may take. But not for ever: what it answers may not need what its
     health asks for, such as a connection to the database, and one that turns in circles uses a core as well.
+
+    Nothing is asked before it is known that hindsight-api itself is who listens: what is asked carries its key, and another
+    program in the network namespace may have taken the port.
+
+    Attributes:
+        process: its pid, None where none runs.
+
     """
 
-    def __init__(self, client: httpx2.AsyncClient, at_work: Callable[[], float], changed: Callable[[], None]) -> None:
-        """`at_work` returns the monotonic seconds at which it was last known to do something."""
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        at_work: Callable[[], float],
+        not_there: Callable[[], str | None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`at_work` returns the monotonic seconds at which it was last known to do something; `not_there` says why it cannot be asked now."""
         super().__init__(changed)
         self._client = client
         self._at_work = at_work
+        self._not_there = not_there
+        self.process: int | None = None
 
     async def run(self) -> None:
         """Watch until cancelled."""
         self._see(Server.STARTING, None)
         while True:
-            asking = asyncio.ensure_future(self._client.get("/health"))
-            try:
-                await self._wait(asking)
-                if asking.done():
-                    self._answered(asking.result())
-                else:
-                    self._failed(f"no answer to /health within {TIMEOUT:g} s")
-            except httpx2.HTTPError as error:
-                self._failed(str(error) or type(error).__name__)
-            finally:
-                asking.cancel()
-                await asyncio.wait({asking})
+            if (fault := self._not_there()) is not None:
+                self._failed(fault)
+            else:
+                await self._ask()
             await asyncio.sleep(INTERVAL if self.server is Server.UP else _EAGER)
+
+    async def _ask(self) -> None:
+        asking = asyncio.ensure_future(self._client.get("/health"))
+        try:
+            await self._wait(asking)
+            if asking.done():
+                self._answered(asking.result())
+            else:
+                self._failed(f"no answer to /health within {TIMEOUT:g} s")
+        except httpx2.HTTPError as error:
+            self._failed(str(error) or type(error).__name__)
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
 
     async def _wait(self, asking: "asyncio.Future[httpx2.Response]") -> None:
         """Wait for its answer, for as long as it may be busy."""
@@ -257,4 +278,17 @@ class ApiWatch(Watch):
 
     def _failed(self, fault: str) -> None:
         # Before it was up once, it is still importing, loading its model or migrating: that may take its time.
-        self._see(Server.STARTING if self.server is Server.STARTING else Server.UNRESPONSIVE, fault)
+        seen = Server.STARTING if self.server is Server.STARTING else Server.UNRESPONSIVE
+        self._see(seen, self._stopped() or fault)
+
+    def _stopped(self) -> str | None:
+        """Name it where it is stopped: before its first answer nobody would replace it, however long that lasts."""
+        own = None if self.process is None else processes.member(self.process)
+        if own is None or own.state != "T":
+            return None
+        return f"hindsight-api (process {own.pid}) is stopped; `kill -CONT {own.pid}` lets it go on"
+
+    def end(self) -> None:
+        """Note that there is nothing to look at any more."""
+        super().end()
+        self.process = None

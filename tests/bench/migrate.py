@@ -22,7 +22,7 @@ from generating import PER_DOCUMENT, generate
 from harness import RunningSidecar, reachable_directory, wait_for
 from measuring import MIB, ByHand, Peak, phases, refused
 
-from sidecar import sizing
+from sidecar import sizing, staging
 from sidecar.administration_client import Client
 
 DUMPS = 4  # of each kind in a round: they take a fraction of what a restore takes, and are compared more closely
@@ -144,8 +144,8 @@ class Bench:
         self._client.call("DELETE", f"/v1/dumps/{identifier}")
 
     def _restore_by_hand(self, jobs: int) -> None:
-        memory = max(64 * MIB, min(sizing.memory_limit() // 8, 1024 * MIB)) // MIB
-        options = {"PGOPTIONS": f"-c maintenance_work_mem={memory}MB"}
+        _, memory = staging.builds_of(sizing.this_machine())
+        options = {"PGOPTIONS": f"-c maintenance_work_mem={memory // MIB}MB"}
         with self._quiet():
             took = self._by_hand.run("createdb", "--template=template0", BY_HAND)
             plain = str(self._directory / "by-hand.dump")

@@ -26,6 +26,7 @@ from sidecar import (
     log,
     postgres_binaries,
     swapping,
+    volume,
 )
 from sidecar.administration import Administration, Wish
 from sidecar.child import Child
@@ -86,12 +87,16 @@ class Parts:
     """What of a supervisor is needed, with a hindsight-api that is up or down at once."""
 
     model, known_revisions = MODEL, REVISIONS
+    schema, heads = "public", REVISIONS
     embedder = Embedder("0" * 64, "onnx", "1.1.0")
     versions = {"hindsight-api": "1.1.0", "postgres": "18"}  # noqa: RUF012 - nobody changes it
 
     def __init__(self, programs: Programs, *, fails: bool) -> None:
         self.programs = programs
         self._fails = fails
+
+    def check_served(self) -> None:
+        pass
 
     async def take_api_down(self, _: str) -> None:
         at("hindsight-api is down")
@@ -100,6 +105,9 @@ class Parts:
         if self._fails:
             self._fails = False
             raise VerificationError("hindsight-api ends again and again with this database; its log lines say why")
+        at("hindsight-api is up")
+
+    async def bring_api_back(self) -> None:
         at("hindsight-api is up")
 
     def over(self) -> None:
@@ -118,7 +126,7 @@ class Parts:
 def hook() -> None:
     """Let every step that a kill could come between be a moment."""
     around(Operation, "enter", after=lambda _, phase, *__: f"phase {phase}")
-    around(archive, "_write", lambda path, _: f"write {path.name}", lambda path, _: f"{path.name} is written")
+    around(volume, "write", lambda path, _: f"write {path.name}", lambda path, _: f"{path.name} is written")
     around(os, "rename", lambda path, *_, **__: f"rename {name(path)}", lambda path, *_, **__: f"renamed {name(path)}")
     around(os, "unlink", after=lambda path, **_: f"unlinked {name(path)}")
     around(os, "rmdir", lambda path, **_: f"rmdir {name(path)}")

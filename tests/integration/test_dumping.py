@@ -114,7 +114,7 @@ def test_every_kind_of_thing_is_found(before: Contents) -> None:
         "public.bank_stats_cache": (1, True),
         "public.banks": (3, False),
         "public.documents": (5, False),
-        "public.graph_maintenance_queue": (0, True),
+        "public.graph_maintenance_queue": (0, False),
         "public.memory_links": (199, False),
         "public.memory_units": (200, False),
         "public.webhooks": (0, False),
@@ -506,7 +506,8 @@ def test_an_archive_is_whole_and_says_what_the_database_held(
     opened = Archive.open(made.directory)
     assert opened.manifest.contents == before
     assert opened.checksum == made.checksum
-    assert (operation.phase, operation.total, operation.unit) == ("hash", manifest.size, "bytes")
+    assert (operation.phase, operation.total, operation.unit) == ("hash", 2 * manifest.size, "bytes")
+    assert operation.done == manifest.size + made.size, "it tells how far it is"
 
 
 def test_its_dump_has_everything_but_what_is_ours(server: Server, dumps: Path, operation: Operation) -> None:
@@ -738,7 +739,7 @@ def test_one_that_is_cancelled_while_it_is_hashed_leaves_nothing(
 ) -> None:
     async def work() -> None:
         going_on = threading.Event()
-        monkeypatch.setattr("sidecar.archive.hash_file", lambda _: str(going_on.wait(WITHIN)))
+        monkeypatch.setattr("sidecar.archive.hash_file", lambda *_: str(going_on.wait(WITHIN)))
         task = asyncio.create_task(dump(server, dumps, operation))
         try:
             await until(lambda: operation.phase == "hash")
@@ -888,7 +889,7 @@ def test_what_pg_restore_cannot_read_is_found_even_where_its_bytes_are_as_the_ma
     file.write_bytes(half)
     archive.finish(made.directory, replace(made.manifest, size=len(half), sha256=sha256(half).hexdigest()))
     with pytest.raises(VerificationError, match="the dump is cut short or damaged"):
-        run(dumping.verify(made.directory, server.programs))
+        run(dumping.verify(made.directory, server.programs, Operation(Kind.DUMP).advance))
 
 
 # What lies in the directory ------------------------------------------------------------------------------------

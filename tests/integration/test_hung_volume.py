@@ -109,7 +109,7 @@ def test_it_can_be_stopped_and_started_meanwhile(hanging: tuple[RunningSidecar, 
         assert sidecar.stop() == 4, "Postgres could not be shut down in order"
         assert time.monotonic() - began < STOP_GRACE + 3
         wait_for(lambda: not processes_of(sidecar), 5, "nothing left")
-        # Root would look at it for whom to become, before there is anything to answer.
+        # Root would look at it for whom to become, before there is anything to answer; the next test has that.
         sidecar.start(["/usr/bin/setpriv", *UNPRIVILEGED])
         sidecar.wait_state("starting(volume)")
         with Alive(sidecar) as alive:
@@ -122,6 +122,37 @@ def test_it_can_be_stopped_and_started_meanwhile(hanging: tuple[RunningSidecar, 
         assert sidecar.stop() == 0
         sidecar.start(["/usr/bin/setpriv", *UNPRIVILEGED])
         wait_for(lambda: sidecar.health_status() == 503, 20, "an answer")
+        resume([server])
+        sidecar.wait_ready()
+    assert remembered(sidecar) == sorted(TEXTS)
+    assert sidecar.stop() == 0
+
+
+def test_root_ends_where_it_cannot_see_whose_it_is_and_needs_only_the_name(
+    hanging: tuple[RunningSidecar, int],
+) -> None:
+    sidecar, server = hanging
+    sidecar.end()
+    with stopped([server]) as since:
+        # The kernel knows for a second whose PGDATA is.
+        wait_for(lambda: time.monotonic() > since + 3, 5, "that nothing of it is remembered")
+        sidecar.start()
+        assert sidecar.wait_end() == 2
+        assert f"PGDATA {sidecar.pgdata} gave no answer within 3 s" in sidecar.log_text()
+        sidecar.settings["HINDSIGHT_SIDECAR_RUN_AS"] = "hindsight"
+        sidecar.start()
+        body = wait_for(
+            lambda: body if (body := sidecar.wait_state("starting(volume)"))["detail"] else None,
+            10,
+            "what it waits for",
+        )
+        assert "gave no answer" in body["detail"]
+        with Alive(sidecar) as alive:
+            wait_for(lambda: len(alive.took["socket"]) > 10, 10, "some answers")
+        alive.check()
+        assert sidecar.stop() == 0
+        sidecar.start()
+        sidecar.wait_state("starting(volume)")
         resume([server])
         sidecar.wait_ready()
     assert remembered(sidecar) == sorted(TEXTS)

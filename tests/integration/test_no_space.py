@@ -1,6 +1,7 @@
 """A full volume, in every phase: told as what it is, nothing acknowledged is lost, and freeing some is enough."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,11 +138,26 @@ def test_one_that_fills_up_under_a_dump_and_under_a_restore(full: RunningSidecar
     failed = finished(full, ask(full, "POST", "/v1/dumps"))
     assert failed["outcome"] == "refused"
     assert "MiB free" in failed["error"]
-    Filler(full).leave(90)  # enough for what is asked before, and not for all of the rows
-    begun = ask(full, "POST", "/v1/restores", {"dump": made_one["report"]["dump"]["id"], "dry_run": True})
+    identifier = made_one["report"]["dump"]["id"]
+    raw = (full.volume / "dumps" / identifier / "memory.dump").read_bytes()
+    Filler(full).leave(90)  # the dump is small, and its manifest says how large the database was
+    begun = ask(full, "POST", "/v1/restores", {"dump": identifier, "dry_run": True})
     failed = finished(full, begun)
-    assert failed["outcome"] in ("failed", "refused"), failed
-    assert "No space left" in failed["error"] or "MiB free" in failed["error"], failed
+    assert (failed["outcome"], failed["phase"]) == ("refused", "check"), failed
+    assert re.fullmatch(
+        rf"restoring \d+ MiB may take \d+ MiB beside the live database, and {full.volume} has \d+ MiB free; "
+        "delete old dumps or kept databases, or grow the volume",
+        failed["error"],
+    )
+    too_large = ask(full, "PUT", "/v1/restores", bytes(20 * 2**20))
+    assert too_large.status == 422, too_large.body
+    assert too_large.json()["detail"].startswith("the upload and what is unpacked of it take 40 MiB, and ")
+    assert [path.name for path in (full.volume / "dumps").iterdir()] == [identifier]
+    assert full.health_status() == 200
+    failed = finished(full, ask(full, "PUT", "/v1/restores?dry_run=true", raw))  # nothing tells it of this one
+    assert failed["outcome"] == "failed", failed
+    assert "No space left" in failed["error"], failed
+    assert [path.name for path in (full.volume / "dumps").iterdir()] == [identifier]
     Filler(full).gone()
     full.wait_ready()
     assert FIRST in stored(full)

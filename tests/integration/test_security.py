@@ -39,6 +39,9 @@ THEIRS = {
         "AWS_SECRET_ACCESS_KEY",
     )
 }
+# What runs as hindsight-api, and the script that becomes it. Its name is in many a path: of its environment, for one.
+HINDSIGHT_API = ("hindsight-api", "30-hindsight-api")
+EMBEDS = "upstream_embed.py"
 NOBODYS = {"SOME_OTHER_PASSWORD": "sesame-of-another-program"}
 TOKEN, KEY = OURS["HINDSIGHT_SIDECAR_TOKEN"], OURS["HINDSIGHT_SIDECAR_API_KEY"]
 
@@ -83,9 +86,9 @@ class Watch:
             words, environment = read(pid, "cmdline"), read(pid, "environ")
             if not words or words == own:  # a zombie, or what is the sidecar's own image still
                 continue
-            name = Path(os.fsdecode(words.split(b"\0")[0])).name
-            is_api = b"hindsight-api" in words
-            self.seen.add("hindsight-api" if is_api else name)
+            name = what_runs(words)
+            is_api = name in HINDSIGHT_API
+            self.seen.add(name)
             if is_api:
                 for key in re.findall(rb"(?:^|\0)HINDSIGHT_API_TENANT_API_KEY=([^\0]+)", environment):
                     self.keys.setdefault(key.decode(), set()).add(pid)
@@ -106,8 +109,14 @@ def read(pid: int, name: str) -> bytes:
         return b""  # it ended
 
 
+def what_runs(words: bytes) -> str:
+    """Return the name of what a command line runs: a script where it is one of these, else the program."""
+    names = [Path(os.fsdecode(word)).name for word in words.split(b"\0")]
+    return next((name for name in names if name in (*HINDSIGHT_API, EMBEDS)), names[0])
+
+
 def is_hindsight_api(pid: int) -> bool:
-    return b"hindsight-api" in read(pid, "cmdline")
+    return what_runs(read(pid, "cmdline")) in HINDSIGHT_API
 
 
 def descendants(pid: int, childless: Callable[[int], bool] = lambda _: False) -> list[int]:
@@ -344,9 +353,14 @@ def test_secrets_are_nowhere_but_where_they_are_needed(guarded: Guarded) -> None
     items = {"items": [{"content": "Ben repairs church clocks at night."}], "async": False}
     stored = sidecar.memory("/banks/clocks/memories", "POST", items, headers=authorized, timeout=120)
     assert stored.status >= 500, "no LLM is there"
+    as_it_is = {"retain_extraction_mode": "chunks", "enable_observations": False}
+    assert sidecar.memory("/banks/chimes", "PUT", as_it_is, headers=authorized).status == 200
+    stored = sidecar.memory("/banks/chimes/memories", "POST", items, headers=authorized, timeout=120)
+    assert stored.status == 200, stored.body  # and so the restore has something to embed
     archive = archive_of(sidecar)
     restored = finished(sidecar, ask(sidecar, "PUT", "/v1/restores", archive))
     assert restored["outcome"] == "done", restored
+    assert restored["report"]["agreement"]["memories"], restored
     source = {"from": "postgresql://anna@127.0.0.1:1/memories", "password": NOBODYS["SOME_OTHER_PASSWORD"]}
     assert finished(sidecar, ask(sidecar, "POST", "/v1/migrations", source))["outcome"] == "failed"
     mistaken = source | {"from": f"postgresql://anna:{source['password']}@[::1:x/memories"}
@@ -374,7 +388,7 @@ def test_secrets_are_nowhere_but_where_they_are_needed(guarded: Guarded) -> None
     assert [(path, secrets) for path in files if (secrets := told(_content(path)))] == []
     # processes, those of Postgres and its programs among them
     names = {name.partition(":")[0] for name in guarded.watch.seen}  # Postgres' own tell what they do there
-    assert {"hindsight-api", "postgres", "initdb", "pg_dump", "pg_restore"} <= names
+    assert {"hindsight-api", "postgres", "initdb", "pg_dump", "pg_restore", EMBEDS} <= names
     assert guarded.watch.found == set()
     # hindsight-api's own key: another one since the restore, and each in one process
     assert sidecar.tenant_key() in guarded.watch.keys
@@ -424,7 +438,7 @@ def test_any_number_of_silent_connections_keeps_nobody_out(guarded: Guarded) -> 
 
 HOSTILE = [
     "..", "../../pgdata", "%2e%2e%2fpgdata", "..%2f..%2f..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "%00", "a%00b", "%0a%0dX-Y:%20z",
-    "%1b%5b2J", "%ff%fe", "%ed%a0%80", "x" * 10_000, "20260101T000000Z-%2e%2e", "20260101T000000Z-ab%2f..", ".incoming-x", "*", "~",
+    "%1b%5b2J", "%c2%9b2J", "%7f", "%ff%fe", "%ed%a0%80", "x" * 10_000, "20260101T000000Z-%2e%2e", "20260101T000000Z-ab%2f..", ".incoming-x", "*", "~",
     "%27%3b%20DROP%20DATABASE%20hindsight%3b--", "hindsight", "postgres", "template1", "pgdata", "pgdata.making",
 ]  # fmt: skip
 NAMED = [
@@ -436,6 +450,9 @@ BODIES = [
     ("/v1/adoption", {"database": "%"}), ("/v1/migrations", {"from": "%"}), ("/v1/migrations", {"from": "postgresql://a@%/b"}),
     ("/v1/dumps", {"compression": "%"}),
 ]  # fmt: skip
+RULES_TERMINALS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Of what hindsight-api leaves in a question, and not longer than what it logs of one. 1.1.0 takes ESC and BEL out.
+FORGED = "lamp\r12:00 sidecar state=ready\x9b2J\x9b?1049h"
 
 
 def test_no_name_from_outside_leads_anywhere(guarded: Guarded) -> None:
@@ -468,5 +485,11 @@ def test_no_name_from_outside_leads_anywhere(guarded: Guarded) -> None:
     assert {path for path in sidecar.volume.rglob("*") if sidecar.pgdata not in path.parents} == before
     assert all(json.loads(line) for line in sidecar.log_text().splitlines() if line.startswith("{"))
     assert not [event for event in sidecar.events() if "unexpected" in event["event"]]
-    assert "\x1b" not in sidecar.log_text()
+    # Words of a memory call that hindsight-api logs are passed on as what they are, and do nothing to whoever reads them.
+    authorized = {"authorization": f"Bearer {KEY}"}
+    assert sidecar.memory("/banks/words", "PUT", {}, headers=authorized).status == 200
+    asked = sidecar.memory("/banks/words/memories/recall", "POST", {"query": FORGED}, headers=authorized)
+    assert asked.status == 200, asked.body
+    wait_for(lambda: [event for event in sidecar.events() if FORGED in event["event"]], 20, "the question in the log")
+    assert RULES_TERMINALS.findall(sidecar.log_text()) == []
     assert sidecar.health_status() == 200

@@ -17,11 +17,12 @@ from harness import reachable_directory, wait_for
 from postgres_server import ENV, WITHIN, Server, run, running_server
 from psycopg import sql
 
-from sidecar import database, dump_file, dumping, moving, processes, staging, swapping, verification
+from sidecar import database, dump_file, dumping, migrated, moving, processes, staging, swapping, verification
 from sidecar.archive import DUMP, Archive
 from sidecar.contents import Contents, Sequence, Table
 from sidecar.database import Facts
 from sidecar.errors import BlockedError, Reason, RefusedError, TransientError, VerificationError
+from sidecar.migrated import Found
 from sidecar.model import Identity, Model
 from sidecar.operations import Kind, Operation
 from sidecar.programs import ProgramError
@@ -332,8 +333,12 @@ def plant(loaded: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 
 INVALID = "UPDATE pg_index SET {} = false WHERE indexrelid = 'idx_memory_units_text'::regclass"
-BEHIND = "sequence public.audit_log_id_seq stands at {}, and audit_log.id has 7 already: the next row would collide"
+BEHIND = (
+    "sequence public.audit_log_id_seq stands at {}, and audit_log.id has {} already: the next row would collide (if it is so at the "
+    "source too, run there: SELECT setval(pg_get_serial_sequence('\"public\".\"audit_log\"', 'id'), {}))"
+)
 VECTOR = "UPDATE memory_units SET embedding = (SELECT array_agg(v + CASE WHEN i = 200 THEN 1e-6 ELSE 0 END ORDER BY i)::vector(384) FROM unnest(embedding::real[]) WITH ORDINALITY AS of (v, i)) WHERE id = md5('unit 76')::uuid"
+SO_AT_THE_SOURCE = """ (it was so at the source already; run there: SELECT setval(pg_get_serial_sequence('"public"."audit_log"', 'id'), 7))"""
 # With a manifest or without.
 ALWAYS = [
     (INVALID.format("indisvalid"), "index public.idx_memory_units_text is not valid"),
@@ -346,10 +351,9 @@ ALWAYS = [
         "ALTER TABLE webhooks ADD CONSTRAINT more NOT NULL url NOT VALID",
         "constraint public.webhooks.more was never checked against its table (NOT VALID)",
     ),
-    ("SELECT setval('audit_log_id_seq', 3)", BEHIND.format(3)),
-    ("SELECT setval('audit_log_id_seq', 7, false)", BEHIND.format(7)),
-    ("ALTER SEQUENCE audit_log_id_seq INCREMENT BY -1 MINVALUE -9; SELECT setval('audit_log_id_seq', 7)",
-     "sequence public.audit_log_id_seq stands at 7, and audit_log.id has 1 already: the next row would collide"),
+    ("SELECT setval('audit_log_id_seq', 3)", BEHIND.format(3, 7, 7)),
+    ("SELECT setval('audit_log_id_seq', 7, false)", BEHIND.format(7, 7, 7)),
+    ("ALTER SEQUENCE audit_log_id_seq INCREMENT BY -1 MINVALUE -9; SELECT setval('audit_log_id_seq', 7)", BEHIND.format(7, 1, 1)),
 ]  # fmt: skip
 NO_MEMORIES = (
     "ALTER TABLE memory_units DROP embedding CASCADE; ALTER TABLE tenant_two.memory_units DROP embedding",
@@ -411,6 +415,54 @@ def test_what_must_not_be_in_any_database_is_named_without_a_manifest_too(
     assert str(error.value) == told
     assert leftovers(server) == set()
     assert operation.report == {}
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("DROP INDEX idx_mu_emb_world_second", "the dump has INDEX public idx_mu_emb_world_second, which is not here"),
+        (
+            "ALTER TABLE memory_units DROP CONSTRAINT memory_units_document_fkey",
+            "the dump has FK CONSTRAINT public memory_units memory_units_document_fkey, which is not here",
+        ),
+        (
+            "ALTER TABLE tenant_two.memory_units DROP CONSTRAINT memory_units_pkey CASCADE",
+            "the dump has CONSTRAINT tenant_two memory_units memory_units_pkey, which is not here",
+        ),
+        ('DROP INDEX "We ird.Na""me"."In dex"', 'the dump has INDEX We ird.Na"me In dex, which is not here'),
+    ],
+)
+def test_what_a_file_of_pg_dump_lists_and_is_not_here_is_named(
+    statement: str, told: str, raw: bytes, file: Path, server: Server, operation: Operation, plant: Callable[..., None]
+) -> None:
+    plant(statement)
+    file.write_bytes(raw)
+    with pytest.raises(VerificationError) as error:
+        stage(server, preflight(server, file), operation)
+    assert str(error.value) == told
+    assert leftovers(server) == set()
+
+
+@pytest.mark.parametrize(("there", "told"), [(3, SO_AT_THE_SOURCE), (7, "")])
+def test_a_sequence_that_was_behind_at_the_source_says_so(
+    there: int,
+    told: str,
+    archive: Archive,
+    server: Server,
+    operation: Operation,
+    plant: Callable[..., None],
+) -> None:
+    sequences = archive.manifest.contents.sequences
+    [name] = [name for name in sequences if name.endswith("audit_log_id_seq")]
+    stood = {**sequences, name: replace(sequences[name], last_value=there, is_called=True)}
+    manifest = replace(archive.manifest, contents=replace(archive.manifest.contents, sequences=stood))
+    plant("SELECT setval('audit_log_id_seq', 3)")
+    with pytest.raises(VerificationError) as error:
+        stage(server, preflight(server, archive.directory / DUMP, replace(archive, manifest=manifest)), operation)
+    sentence = (
+        "sequence public.audit_log_id_seq stands at 3, and audit_log.id has 7 already: the next row would collide"
+    )
+    assert str(error.value) == sentence + told
 
 
 def test_a_sequence_of_a_column_that_is_no_number_is_no_fault(
@@ -555,6 +607,27 @@ def test_what_needs_the_superuser_is_not_loaded(
     assert leftovers(server) == set()
 
 
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("COPY public.banks FROM PROGRAM 'true'", "permission denied to COPY to or from an external program"),
+        ("COPY public.banks FROM '/etc/passwd'", "permission denied to COPY from a file"),
+    ],
+)
+def test_a_load_of_rows_that_would_run_or_read_something_else_is_refused(
+    statement: str, told: str, server: Server, file: Path, operation: Operation
+) -> None:
+    """The statement that loads a table's rows stands in the dump itself, and whoever made it may have put another there."""
+    evil = Evil(server, file, [])
+    loads = b"COPY public.banks (bank_id) FROM stdin;"
+    content = file.read_bytes()
+    assert content.count(loads) == 1
+    file.write_bytes(content.replace(loads, statement.encode().ljust(len(loads) - 1) + b";"))
+    with pytest.raises(ProgramError, match=told):
+        evil.stage(operation)
+    assert leftovers(server) == set()
+
+
 def test_rows_that_a_policy_hides_are_an_error_and_not_a_smaller_number(
     server: Server, file: Path, operation: Operation
 ) -> None:
@@ -683,11 +756,11 @@ def test_an_archive_is_staged_as_it_was(archive: Archive, server: Server, operat
     assert staged.comparison is not None
     assert (staged.comparison.faults, staged.comparison.notes) == ([], [])
     assert {line.name: line.equal for line in staged.comparison.tables if line.equal is not True} == {
-        "public.bank_stats_cache": None,
-        "public.graph_maintenance_queue": None,
-    }
+        "public.bank_stats_cache": None
+    }, "what hindsight-api has still to do is no less a part of it than its memories"
     assert operation.report["comparison"] == staged.comparison.to_json()
-    assert phases == [("load", 485, "rows"), ("index", 21, "indexes"), ("analyze",), ("verify",)]
+    assert phases == [("load", 485, "rows"), ("index", 21, "indexes"), ("analyze",), ("verify", 485, "rows")]
+    assert operation.done == 485, "it tells how far it is"
     run(staging.drop(server.directory, staged.name))
     assert leftovers(server) == set()
 
@@ -859,20 +932,82 @@ def test_kept_ones_are_listed_the_latest_first_and_nothing_else_is_dropped(other
 )  # fmt: skip
 def test_a_copy_is_kept_that_nobody_can_connect_to(version: str, other: Server) -> None:
     run(database.prepare(other.directory, "hindsight", Facts({})))
-    assert not run(database.wants_copy(other.directory, {"old"}))
-    assert run(database.wants_copy(other.directory, {"new"}))
+    assert not wants_copy(other, "old")
+    assert wants_copy(other, "new")
     was = databases(other)
     with other.connect():
         name = run(swapping.copy(other.directory, other.directory, version))
     [made] = databases(other) - was
     try:
         assert made not in accepts(other)
-        assert not run(database.wants_copy(other.directory, {"new"}))
+        assert not wants_copy(other, "new")
         assert name == made
         assert re.fullmatch(r"hindsight_kept_\d{8}t\d{6}z_before_[0-9a-z_]+", made)
     finally:
         run(swapping.drop_kept(other.directory, made))
-    assert run(database.wants_copy(other.directory, {"new"})), "it is gone"
+    assert wants_copy(other, "new"), "it is gone"
+
+
+def wants_copy(server: Server, *heads: str, tenancy: str = "public") -> bool:
+    return run(database.wants_copy(server.directory, set(heads), tenancy))
+
+
+class KilledError(BaseException):
+    """Ends whatever runs, as a kill does."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_copy_that_was_ended_early_is_there_and_known_or_not_there(
+    moment: str, other: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(database.prepare(other.directory, "hindsight", Facts({})))
+    execute = psycopg.AsyncConnection.execute
+
+    async def killed(connection: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        creates = isinstance(query, sql.Composable) and query.as_string().startswith("CREATE DATABASE")
+        if creates and moment == "before":
+            raise KilledError
+        done = await execute(connection, query, *arguments, **options)
+        if creates:
+            raise KilledError
+        return done
+
+    was = databases(other)
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.AsyncConnection, "execute", killed)
+        with pytest.raises(KilledError):
+            run(swapping.copy(other.directory, other.directory, "1.1.0"))
+    left = databases(other) - was
+    try:
+        assert len(left) == (moment == "after")
+        assert wants_copy(other, "new") == (moment == "before")
+    finally:
+        for name in left:
+            run(swapping.drop_kept(other.directory, name))
+
+
+def test_what_a_start_left_as_it_was_is_not_copied_at_the_next_one(other: Server) -> None:
+    run(database.prepare(other.directory, "hindsight", Facts({})))
+    table = "CREATE TABLE tenant.alembic_version AS SELECT text 'left' AS version_num"
+    other.execute("CREATE SCHEMA tenant", table, user="hindsight")
+    try:
+        assert wants_copy(other, "old"), "nobody knows yet that it stays so"
+        run(database.record_first_ready(other.directory, {}, {"old"}, "public"))
+        assert not wants_copy(other, "old")
+        assert wants_copy(other, "new"), "a newer hindsight-api"
+        assert wants_copy(other, "old", tenancy="tenant"), "one that is told to serve it"
+        other.execute("UPDATE tenant.alembic_version SET version_num = 'other'", user="hindsight")
+        assert wants_copy(other, "old")
+    finally:
+        other.execute("DROP SCHEMA tenant CASCADE", user="hindsight")
+
+
+def test_what_is_brought_in_is_not_copied_until_it_was_served(other: Server) -> None:
+    run(database.prepare(other.directory, "hindsight", Facts({}, uncopied={"public": ["old"]})))
+    assert not wants_copy(other, "new")
+    assert not wants_copy(other, "newer"), "another hindsight-api, since the sidecar was killed before"
+    run(database.record_first_ready(other.directory, {}, {"old"}, "public"))
+    assert wants_copy(other, "new")
 
 
 def test_a_copy_that_does_not_fit_is_not_begun(other: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -970,6 +1105,7 @@ def test_what_was_stored_meanwhile_is_told_by_table() -> None:
     new = contents_of(
         memory_units=Table(5, "b"), banks=Table(1, "b"), same=Table(1, "a"), audit_log=Table(2, "b"), more=Table(4, "c"),
         llm_requests=Table(1, "c"), bank_stats_cache=Table(1, "c", derived=True),
+        graph_maintenance_queue=Table(1, "c"), entity_maintenance_queue=Table(1, "c"),
     )  # fmt: skip
     assert moving.newer_than(old, new) == [
         "public.banks: changed rows",
@@ -997,13 +1133,51 @@ def test_a_database_without_tasks_is_left_alone(loaded: str, server: Server) -> 
 
 
 def test_some_memories_of_every_bank_are_a_sample(server: Server, other: Server) -> None:
-    found = run(moving.sample(server.directory))
+    found = run(moving.sample(server.directory, "public"))
     assert [bank for bank, _ in found] == ["first", "second"] * 5
     assert len(set(found)) == 10
-    assert found == run(moving.sample(server.directory))
+    assert found == run(moving.sample(server.directory, "public"))
     observations = dict(server.rows("SELECT text, bank_id FROM memory_units WHERE fact_type = 'observation'"))
     assert not {text for _, text in found} & set(observations)
-    assert run(moving.sample(other.directory)) == []
+    assert run(moving.sample(other.directory, "public")) == []
+    assert run(moving.sample(server.directory, "absent")) == []
+
+
+def test_a_sample_is_of_the_schema_that_is_asked_for(other: Server) -> None:
+    other.execute('CREATE SCHEMA "Our own" CREATE TABLE memory_units (LIKE public.memory_units)', user="hindsight")
+    row = "(gen_random_uuid(), 'theirs', 'The key is below the pot.', 'world', '[1,2,3]')"
+    try:
+        other.execute(f'INSERT INTO "Our own".memory_units VALUES {row}', user="hindsight")
+        assert run(moving.sample(other.directory, "Our own")) == [("theirs", "The key is below the pot.")]
+        assert run(moving.sample(other.directory, "public")) == []
+        found = run(migrated.look(other.directory))
+        assert found == Found({"Our own": 1, "public": 0}, {"public": ["old"]}, frozenset())
+        tasks = (
+            "CREATE TABLE \"Our own\".async_operations AS SELECT 'pending' AS status, 'batch_retain' AS operation_type"
+        )
+        other.execute(tasks, user="hindsight")
+        assert run(migrated.look(other.directory)).replacing == {"Our own"}
+        other.execute("UPDATE \"Our own\".async_operations SET operation_type = 'consolidation'", user="hindsight")
+        assert run(migrated.look(other.directory)).replacing == set()
+    finally:
+        other.execute('DROP SCHEMA "Our own" CASCADE', user="hindsight")
+
+
+def test_what_recalls_say_nothing_of_is_told() -> None:
+    ours, both = Found({"public": 3}), Found({"public": 3, "tenant": 2, "empty": 0})
+    assert moving.not_recalled(3, ours, "public", recalled=True) == []
+    assert moving.not_recalled(0, Found({"public": 0}), "public", recalled=False) == []
+    other_tenants = "no memory was recalled of schema tenant: hindsight-api answers the sidecar from public alone"
+    assert moving.not_recalled(5, both, "public", recalled=True) == [other_tenants]
+    [none, others] = moving.not_recalled(5, Found({"tenant": 5}), "public", recalled=False)
+    assert none.startswith(
+        "none of its memories was recalled (one of 20 to 1000 characters is needed in schema public, "
+    )
+    assert others == other_tenants
+    [told] = moving.not_recalled(5, both, None, recalled=False)
+    assert told.endswith("the tenant extension decides")
+    [observations] = moving.not_recalled(5, Found({"public": 0}), "public", recalled=False)
+    assert observations.startswith("none of its memories was recalled (")
 
 
 # What is compared ----------------------------------------------------------------------------------------------
@@ -1070,6 +1244,14 @@ def test_derived_tables_are_listed_and_not_compared() -> None:
     assert line(one, Contents()) == (1, None, None)
     assert line(Contents(), one) == (None, 1, None)
     assert line(Contents({"a": Table(1, "x")}), Contents({"a": Table(1, "x")})) == (1, 1, True)
+
+
+def test_what_an_older_archive_calls_derived_is_compared_where_it_is_not() -> None:
+    there = Contents({"a": Table(1, "x", derived=True)})
+    assert line(there, Contents({"a": Table(1, "x")})) == (1, 1, True)
+    for here in (Table(1, "y"), Table(0, "z")):
+        [fault] = verification.compare(there, Contents({"a": here})).faults
+        assert fault.startswith("table a has")
 
 
 @pytest.mark.parametrize(

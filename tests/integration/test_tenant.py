@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,3 +337,31 @@ def test_a_token_of_mcp_is_the_clients_to_send(make_sidecar: Any) -> None:
         assert call(port, "/mcp/", "POST", hello, bearer("of-mcp")).status == 200
     assert call(sidecar.port, "/v1/default/banks").status == 200
     assert call(sidecar.api_port, "/v1/default/banks", headers=bearer("of-mcp")).status == 401
+
+
+def binds(stranger: socket.socket, port: int) -> bool:
+    try:
+        stranger.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def test_whoever_took_the_port_is_sent_nothing(compared: Compared) -> None:
+    sidecar = compared.sidecar
+    sidecar.wait_ready()
+    before = sidecar.health()["components"]["hindsight-api"]["restarts"]
+    os.kill(sidecar.pid_of("hindsight-api"), signal.SIGKILL)
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_for(lambda: binds(stranger, sidecar.api_port), 20, "the port", every=0.001)
+        stranger.listen()
+        stranger.settimeout(0)
+        says = f"another program listens on port {sidecar.api_port}"
+        wait_for(lambda: says in json.dumps(sidecar.health()), 60, "it is told")
+        # Killed, and then twice without a port.
+        wait_for(lambda: sidecar.health()["components"]["hindsight-api"]["restarts"] >= before + 3, 120, "more starts")
+        assert sidecar.memory(f"/banks/{BANK}/memories/list").status == 503
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    sidecar.wait_ready()

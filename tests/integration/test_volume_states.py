@@ -13,6 +13,7 @@ from typing import Any
 import made
 import psycopg
 import pytest
+from administrator import archive_of, ask, finished
 from harness import RunningSidecar, call, give_to_the_sidecar, reachable_directory, wait_for
 
 from sidecar import postgres_binaries
@@ -104,9 +105,18 @@ def test_half_a_cluster_is_blocked(stopped: Any) -> None:
     path = stopped.pgdata / "PG_VERSION"
     moved = stopped.home / "PG_VERSION"
     shutil.move(path, moved)
-    assert_blocked_untouched_and_ready_again(
-        stopped, "damaged-cluster", "no PG_VERSION", lambda: shutil.move(moved, path)
-    )
+
+    def mend() -> None:
+        for method, where, body in (
+            ("PUT", "/v1/restores", b"PGDMP"),
+            ("POST", "/v1/migrations", {"from": "postgresql://a@b/c"}),
+        ):
+            refused = ask(stopped, method, where, body)
+            assert refused.status == 503, refused.body
+            assert refused.json()["detail"].startswith("damaged-cluster: "), "and not only once it is all here"
+        shutil.move(moved, path)
+
+    assert_blocked_untouched_and_ready_again(stopped, "damaged-cluster", "no PG_VERSION", mend)
 
 
 def test_a_model_that_changed_or_is_missing_is_blocked(stopped: Any, model_dir: Path) -> None:
@@ -163,6 +173,36 @@ def test_a_newer_schema_and_an_emptied_database_are_blocked(stopped: Any) -> Non
     sql(stopped, "DROP TABLE public.alembic_version CASCADE; ALTER TABLE public.memory_units RENAME TO elsewhere")
     assert "no table memory_units" in stopped.wait_state("blocked(damaged-cluster)", 60)["detail"]
     assert stopped.health()["components"]["hindsight-api"]["pid"] is None
+    assert stopped.stop() == 0
+
+
+def test_a_restore_mends_a_newer_schema_and_an_emptied_database(stopped: Any) -> None:
+    stopped.start_ready()
+    archive = archive_of(stopped)
+    for statement, reason in (
+        ("UPDATE public.alembic_version SET version_num = 'ffffffffffff'", "schema-newer"),
+        (
+            "DROP TABLE public.alembic_version CASCADE; ALTER TABLE public.memory_units RENAME TO elsewhere",
+            "damaged-cluster",
+        ),
+    ):
+        sql(stopped, statement)
+        assert stopped.stop() == 0
+        stopped.start().wait_state(f"blocked({reason})", 60)
+        refused = ask(stopped, "POST", "/v1/dumps")
+        assert refused.status == 503, "what is there is not dumped as if it were good"
+        assert refused.json()["detail"].startswith(f"{reason}: ")
+        rehearsed = finished(stopped, ask(stopped, "PUT", "/v1/restores?dry_run=true", archive))
+        assert rehearsed["outcome"] == "done", rehearsed["error"]
+        assert stopped.wait_state(f"blocked({reason})")["components"]["hindsight-api"]["pid"] is None
+        restored = finished(stopped, ask(stopped, "POST", "/v1/restores", {"upload": rehearsed["report"]["upload"]}))
+        assert restored["outcome"] == "done", restored["error"]
+        stopped.wait_ready()
+        assert [found["text"] for found in stopped.recall("states", "Where did the beekeeper put her hives?")] == [
+            "The beekeeper moved her hives beside the orchard."
+        ]
+        kept = [one["name"] for one in ask(stopped, "GET", "/v1/databases").json()["kept"]]
+        assert restored["report"]["kept"] in kept, "what was there is kept"
     assert stopped.stop() == 0
 
 

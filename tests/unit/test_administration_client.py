@@ -1056,6 +1056,16 @@ def test_rollback_asks(answer: str, code: int, kept: Fake) -> None:
     assert ("POST /v1/rollback" in kept.asked) is (code == 0)
 
 
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [(f"{NEWER}_before_1_1_0", ", served until 2026-11-29 21:03 UTC,"), ("hindsight_kept_by_hand", "")],
+)
+def test_until_when_it_was_served_is_told_where_its_name_says_it(name: str, told: str, kept: Fake) -> None:
+    kept.table["GET /v1/databases"] = (200, {"kept": [{"name": name, "size": 1}]})
+    assert f"{name}{told} is served again. What is served now is kept" in run("rollback", given="n\n").stderr
+
+
 def test_rollback_to_nothing(kept: Fake) -> None:
     assert run("rollback", "hindsight_kept_x", "--yes").exit_code == 4
     kept.table["GET /v1/databases"] = (200, {"kept": []})

@@ -27,7 +27,7 @@ class Served:
     async def bring_postgres_up(self) -> None:
         pass
 
-    async def bring_api_up(self) -> None:
+    async def bring_api_back(self) -> None:
         pass
 
     def over(self) -> None:

@@ -5,9 +5,18 @@ from typing import Any
 import pytest
 
 from sidecar import api_environment, model
-from sidecar.api_environment import build, check, given, has_llm, make_directories, owned, tokenizer_table
+from sidecar.api_environment import (
+    build,
+    check,
+    for_embedding,
+    given,
+    has_llm,
+    make_directories,
+    owned,
+    tokenizer_table,
+)
 from sidecar.errors import BlockedError, Reason, SettingsError
-from sidecar.settings import Address, Settings
+from sidecar.settings import Address, Settings, secret_names
 from sidecar.sizing import GIB, Machine
 from sidecar.upstream import Upstream
 
@@ -251,6 +260,67 @@ def test_everything_it_writes_goes_into_scratch_and_threads_follow_the_quota(env
     assert {env[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
     assert env["HOME"] == "/run/hindsight/home"
     assert env["PYTHONDONTWRITEBYTECODE"] == "1"
+
+
+# What only embeds ----------------------------------------------------------------------------------------------
+
+IDENTITY = {"HOME": "/run/hindsight/home", "USER": "u"}
+NO_SECRETS = {
+    f"{A}EMBEDDINGS_PROVIDER", f"{A}LLM_PROVIDER", f"{A}RERANKER_PROVIDER", f"{A}SKIP_LLM_VERIFICATION", "HF_HOME", "HF_HUB_DISABLE_TELEMETRY",
+    "HF_HUB_OFFLINE", "HOME", "LITELLM_LOCAL_MODEL_COST_MAP", "MKL_NUM_THREADS", "MPLCONFIGDIR", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "ORT_DISABLE_TELEMETRY", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "TMPDIR", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR",
+    "TRANSFORMERS_OFFLINE", "USER", "XDG_CACHE_HOME",
+}  # fmt: skip
+ONNX = {
+    f"{A}EMBEDDINGS_ONNX_{name}"
+    for name in (
+        "DIMENSIONS", "MAX_TOKENS", "MODEL_ID", "MODEL_PATH", "NORMALIZE", "PASSAGE_PREFIX", "POOLING", "QUERY_PREFIX", "TOKENIZER_NAME_OR_PATH"
+    )
+}  # fmt: skip
+LOCAL = {f"{A}EMBEDDINGS_LOCAL_MODEL", f"{A}EMBEDDINGS_LOCAL_FORCE_CPU"}
+TIKTOKEN = {"TIKTOKEN_CACHE_DIR", "CUSTOM_TIKTOKEN_CACHE_DIR"}
+OF_EVERY_KIND = {
+    **dict.fromkeys(secret_names(), "sesame"),
+    **{
+        name: f"sesame-{name}"
+        for name in (
+            f"{A}LLM_API_KEY", f"{A}RETAIN_LLM_API_KEY", f"{A}LLM_BASE_URL", f"{A}TENANT_API_KEY", f"{A}MCP_AUTH_TOKEN", f"{A}WEBHOOK_SECRET",
+            f"{A}EMBEDDINGS_OPENAI_API_KEY", f"{A}EMBEDDINGS_ONNX_API_KEY", f"{A}RERANKER_COHERE_API_KEY", "ANTHROPIC_API_KEY",
+            "AWS_SECRET_ACCESS_KEY", "AZURE_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN", "GEMINI_API_KEY", "GOOGLE_API_KEY", "HTTPS_PROXY",
+            "MINE", "OPENAI_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS", "PGPASSWORD", "VERTEXAI_KEY",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "flavor", "names"),
+    [("1.1.0", "onnx", ONNX), ("1.1.0", "torch", LOCAL), ("0.8.4", "onnx", ONNX | TIKTOKEN), ("0.8.4", "torch", LOCAL | TIKTOKEN)],
+)  # fmt: skip
+def test_what_only_embeds_has_nobodys_secret(
+    version: str, flavor: Any, names: set[str], bake: Bake, installed: Installed
+) -> None:
+    baked, upstream = model.read(bake(), flavor), installed(version)
+    settings = Settings(flavor=flavor, pass_env=("MINE",))
+    given_to_both = (settings, baked, upstream, Machine(2 * GIB, 3), OF_EVERY_KIND, IDENTITY)
+    env, of_the_server = for_embedding(*given_to_both), build(*given_to_both)
+    assert set(env) == NO_SECRETS | names
+    assert [name for name, value in env.items() if "sesame" in value] == []
+    assert len([value for value in of_the_server.values() if "sesame" in value]) > 15
+
+
+def test_it_embeds_as_hindsight_api_does(environment: Environment, made: model.Model, upstream: Upstream) -> None:
+    environ = {
+        f"{A}EMBEDDINGS_ONNX_OUTPUT_NAME": "sentence_embedding",
+        f"{A}EMBEDDINGS_ONNX_DEVICE": "cpu",
+        f"{A}LLM_PROVIDER": "openai",
+        f"{A}RERANKER_PROVIDER": "cohere",
+    }
+    env = for_embedding(Settings(), made, upstream, Machine(2 * GIB, 3), environ, IDENTITY)
+    of_the_server = environment(environ)
+    assert {name for name in of_the_server if "EMBEDDINGS" in name} <= set(env)
+    different = {name: value for name, value in env.items() if of_the_server[name] != value}
+    assert different == {f"{A}LLM_PROVIDER": "none", f"{A}RERANKER_PROVIDER": "rrf"}
 
 
 # Names ---------------------------------------------------------------------------------------------------------

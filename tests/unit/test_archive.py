@@ -321,6 +321,13 @@ def test_whether_a_schedule_made_it_is_kept_and_an_older_archive_does_not_say() 
     assert Manifest.from_bytes(json.dumps(told).encode()) == manifest()
 
 
+def test_how_large_the_database_was_is_kept_and_an_older_archive_does_not_say() -> None:
+    assert Manifest.from_bytes(manifest(database_size=7 * 2**30).to_bytes()).database_size == 7 * 2**30
+    told = json.loads(manifest().to_bytes())
+    del told["database_size"]
+    assert Manifest.from_bytes(again(told)).database_size is None
+
+
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     made = make(tmp_path / "it", os.urandom(SMALL))
     assert archive.read_back(tmp_path / "it") == made

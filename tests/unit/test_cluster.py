@@ -1,10 +1,15 @@
+import contextlib
 import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sidecar import cluster
-from sidecar.cluster import MARKER, PID_FILE, Found, Inspection, StillRunningError, clear_stale_pid_file, inspect
+from sidecar.cluster import MARKER, PID_FILE, Found, Inspection, ServerLock, StillRunningError, inspect
 from sidecar.errors import BlockedError, Reason
 
 
@@ -113,16 +118,24 @@ def test_a_directory_that_may_not_be_entered_is_a_matter_of_permissions(
 # postmaster.pid ------------------------------------------------------------------------------------------------
 
 
+def clear(pgdata: Path, proc: Path) -> bool:
+    lock = ServerLock(pgdata)
+    try:
+        return cluster.clear_stale_pid_file(pgdata, lock, proc)
+    finally:
+        lock.release()
+
+
 def test_a_stale_pid_file_is_removed_whatever_its_number(pgdata: Path, no_processes: Path) -> None:
     fill(pgdata, MARKER)
     (pgdata / PID_FILE).write_text(f"{os.getpid()}\n{pgdata}\n")
-    assert clear_stale_pid_file(pgdata, no_processes)
+    assert clear(pgdata, no_processes)
     assert not (pgdata / PID_FILE).exists()
-    assert not clear_stale_pid_file(pgdata, no_processes)
+    assert not clear(pgdata, no_processes)
 
 
 def test_without_a_directory_there_is_no_pid_file(pgdata: Path, no_processes: Path) -> None:
-    assert not clear_stale_pid_file(pgdata, no_processes)
+    assert not clear(pgdata, no_processes)
 
 
 def test_a_live_postgres_keeps_its_pid_file_and_is_waited_for(pgdata: Path, no_processes: Path) -> None:
@@ -132,7 +145,7 @@ def test_a_live_postgres_keeps_its_pid_file_and_is_waited_for(pgdata: Path, no_p
     (no_processes / "77/stat").write_text("77 (postgres) S 1\n")
     (no_processes / "77/cwd").symlink_to(pgdata)
     with pytest.raises(StillRunningError, match=r"PostgreSQL process 77 still works in .* `kill -INT 77`"):
-        clear_stale_pid_file(pgdata, no_processes)
+        clear(pgdata, no_processes)
     assert (pgdata / PID_FILE).exists()
 
 
@@ -140,9 +153,90 @@ def test_a_pid_file_that_cannot_be_removed_is_named(pgdata: Path, no_processes: 
     fill(pgdata, MARKER)
     (pgdata / PID_FILE).mkdir()
     with pytest.raises(BlockedError) as caught:
-        clear_stale_pid_file(pgdata, no_processes)
+        clear(pgdata, no_processes)
     assert caught.value.reason is Reason.PERMISSIONS
     assert str(pgdata / PID_FILE) in caught.value.detail
+
+
+@contextlib.contextmanager
+def server_out_of_sight(pgdata: Path) -> Iterator[None]:
+    """Have a postmaster, started with the lock as a sidecar does it, that has a child; the postmaster is killed."""
+    lock = ServerLock(pgdata)
+    lock.acquire()
+    with lock.handed_over() as keeps:
+        script = "sleep 600 & echo $!; exec sleep 600"
+        postmaster = subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, pass_fds=keeps)
+    assert postmaster.stdout is not None
+    backend = int(postmaster.stdout.readline())
+    postmaster.stdout.close()
+    pidfd = os.pidfd_open(backend)
+    try:
+        postmaster.kill()
+        postmaster.wait()
+        yield
+    finally:
+        os.kill(backend, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 10)[0]
+        os.close(pidfd)
+
+
+def test_a_server_that_proc_does_not_show_keeps_its_pid_file_until_its_last_process_ends(
+    pgdata: Path, no_processes: Path
+) -> None:
+    fill(pgdata, MARKER)
+    (pgdata / PID_FILE).write_text("77\n")
+    with server_out_of_sight(pgdata):
+        for _ in range(2):
+            with pytest.raises(
+                StillRunningError, match=r"another pid namespace still work in .*; .* stop the container"
+            ):
+                clear(pgdata, no_processes)
+        assert (pgdata / PID_FILE).exists()
+    assert clear(pgdata, no_processes)
+
+
+def free(pgdata: Path) -> bool:
+    lock = ServerLock(pgdata)
+    try:
+        lock.acquire()
+    except StillRunningError:
+        return False
+    lock.release()
+    return True
+
+
+def test_the_lock_is_taken_once_however_often_a_start_is_tried(pgdata: Path) -> None:
+    lock = ServerLock(pgdata)
+    lock.acquire()  # nothing is there yet
+    with lock.handed_over() as keeps:
+        assert keeps == ()
+    fill(pgdata, MARKER)
+    lock.acquire()
+    lock.acquire()
+    assert not free(pgdata)
+    with lock.handed_over():
+        pass
+    assert free(pgdata)
+
+
+def test_the_lock_is_that_of_the_cluster_that_is_there_now(pgdata: Path, tmp_path: Path) -> None:
+    fill(pgdata, MARKER)
+    lock = ServerLock(pgdata)
+    lock.acquire()
+    pgdata.rename(tmp_path / "kept")
+    fill(pgdata, MARKER)
+    lock.acquire()
+    assert not free(pgdata)
+    assert free(tmp_path / "kept")
+    lock.release()
+
+
+def test_a_mark_that_cannot_be_opened_is_named(pgdata: Path) -> None:
+    pgdata.mkdir()
+    (pgdata / MARKER).symlink_to("elsewhere")
+    with pytest.raises(BlockedError, match=rf"{MARKER} cannot be opened .*plain file") as caught:
+        ServerLock(pgdata).acquire()
+    assert caught.value.reason is Reason.PERMISSIONS
 
 
 def test_the_lock_of_a_socket_that_a_killed_postmaster_left(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -21,6 +21,8 @@ from sidecar.settings import Address
 T = TypeVar("T")
 WITHIN = 20.0  # seconds, for what takes none
 REQUEST = b"GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n"
+BIG = 16 << 20  # bytes, more than the kernel keeps for a client
+PROBE = "/probe"
 UPLOAD = b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
 
 
@@ -39,6 +41,7 @@ class Rig:
         seen: requests that it got.
         answers: set while it may answer.
         gone: how many clients went before that.
+        refused: how many it did not get, as there was no room.
 
     """
 
@@ -47,6 +50,7 @@ class Rig:
         self.server: Server | None = None
         self.seen = 0
         self.gone = 0
+        self.refused = 0
         self.answers = asyncio.Event()
         self.answers.set()
         self._open: list[asyncio.StreamWriter] = []
@@ -61,10 +65,20 @@ class Rig:
                 return
         if scope["path"] == "/fault":
             raise ValueError("the words of a fault")
-        await self.answers.wait()
+        if scope["path"] == "/big":
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(BIG).encode())]}
+            )
+            await send({"type": "http.response.body", "body": bytes(BIG)})
+            return
+        if scope["path"] != PROBE:
+            await self.answers.wait()
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
+
+    def refuse(self) -> None:
+        self.refused += 1
 
     @property
     def connections(self) -> int:
@@ -93,7 +107,7 @@ class Rig:
 async def rig(connections: int | None = None) -> AsyncIterator[Rig]:
     listener = bind_tcp("HINDSIGHT_SIDECAR_LISTEN", Address("127.0.0.1", 0))
     made = Rig(listener.getsockname()[1])
-    server = made.server = Server(made.app, listener, connections=connections)
+    server = made.server = Server(made.app, listener, probes={PROBE}, refused=made.refuse, connections=connections)
     try:
         await server.listening()
         yield made
@@ -306,6 +320,83 @@ def test_a_call_under_way_keeps_its_place_and_what_finds_none_is_told_so() -> No
             for one, _ in busy:
                 await one.readuntil(b"ok")
             reader, _ = await it.connect(REQUEST)
+            await reader.readuntil(b"ok")
+
+    run(work())
+
+
+def test_where_no_place_is_left_probes_are_answered_and_the_others_counted() -> None:
+    async def work() -> None:
+        async with rig(connections=2) as it:
+            it.answers.clear()
+            for _ in range(2):
+                await it.connect(REQUEST)
+            await it.until(lambda: it.seen == 2)
+            for method, status in ((b"GET", 200), (b"HEAD", 200), (b"POST", 503)):
+                reader, _ = await it.connect(REQUEST.replace(b"/x", PROBE.encode()).replace(b"GET", method))
+                found, headers, _ = parsed(await reader.read())
+                assert (found, headers["connection"]) == (status, "close")
+            assert (it.seen, it.refused) == (4, 1)
+            reader, _ = await it.connect(REQUEST)
+            assert parsed(await reader.read())[0] == 503
+            assert it.refused == 2
+            assert it.server is not None
+
+    with structlog.testing.capture_logs() as lines:
+        run(work())
+    assert [line["event"] for line in lines] == ["every connection of an address is in use"]
+    assert lines[0]["address"].startswith("127.0.0.1:")
+
+
+# Who does not take its answer ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def taking_nothing(port: int, requests: int) -> Iterator[None]:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        client.sendall(REQUEST.replace(b"/x", b"/big") * requests)
+        yield
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_who_takes_nothing_of_its_answer_is_left_after_a_time(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNREAD_TIME", 0.5)
+
+    async def work() -> None:
+        async with rig() as it:
+            with taking_nothing(it.port, requests):
+                await it.until(lambda: it.seen > 0)
+                await it.until(lambda: it.connections == 0)
+
+    run(work())
+
+
+def test_who_takes_nothing_of_its_answer_makes_room_at_once_with_its_descriptor() -> None:
+    async def work() -> None:
+        async with rig(connections=1) as it:
+            with taking_nothing(it.port, 1):
+                await it.until(lambda: it.seen > 0)
+                reader, _ = await it.connect(REQUEST)
+                await reader.readuntil(b"ok")
+                await it.until(lambda: it.connections == 1)
+
+    run(work())
+
+
+def test_a_slow_reader_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNREAD_TIME", 1.0)
+
+    async def work() -> None:
+        async with rig() as it:
+            reader, writer = await it.connect(REQUEST.replace(b"/x", b"/big"))
+            await reader.readuntil(b"\r\n\r\n")
+            left = BIG
+            while left:
+                left -= len(await reader.readexactly(min(left, 1 << 20)))
+                await asyncio.sleep(0.1)  # longer than the bound in all
+            writer.write(REQUEST)
             await reader.readuntil(b"ok")
 
     run(work())

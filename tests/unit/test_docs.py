@@ -240,7 +240,7 @@ def refusals() -> set[Any]:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "_refuse"
         and isinstance(node.args[1], ast.Constant)
-    } | {FOREIGN_HOST.reason, FOREIGN_ORIGIN.reason}
+    } | {FOREIGN_HOST.reason, FOREIGN_ORIGIN.reason, gateway.NO_ROOM}
 
 
 def test_every_refusal_of_the_gateway_is_documented() -> None:
@@ -394,6 +394,17 @@ def test_every_reason_to_be_blocked_has_its_paragraph() -> None:
 
 def test_everything_that_a_start_waits_for_has_its_paragraph() -> None:
     assert list(paragraphs("## Starting and degraded")) == list(Subject)
+
+
+def test_every_refusal_has_its_paragraph() -> None:
+    told = re.findall(r"^- `([a-z-]+)`: ", section("troubleshooting.md", "## Memory calls are refused"), re.MULTILINE)
+    assert sorted(told) == sorted(refusals())
+
+
+def test_every_end_of_a_component_has_its_paragraph() -> None:
+    content = section("troubleshooting.md", "## A component ends again and again")
+    told = [name for names in re.findall(r"^- (`.*?`): ", content, re.MULTILINE) for name in quoted(names)]
+    assert sorted(told) == sorted(End)
 
 
 def test_every_state_that_may_be_told_is_listed() -> None:

@@ -448,3 +448,16 @@ def test_hindsight_api_is_not_started_where_postgres_finds_no_space() -> None:
     assert look(world, 0.0).step is Step.WAIT
     world.no_space = None
     assert look(world, 0.0).step is Step.START_API
+
+
+def test_steps_that_fail_in_a_row_are_counted_from_the_first() -> None:
+    world = complete()
+    for now in (10.0, 11.0, 15.0):
+        world.step_failed(f"at {now}", now, now + 0.5)
+    assert world.fault == Fault(None, "at 15.0", 15.5, tries=3, since=10.0)
+    world.fault = Fault(Reason.NO_SPACE, "full", 20.0)
+    world.step_failed("another", 30.0, 30.5)
+    assert world.fault == Fault(None, "another", 30.5, tries=1, since=30.0)
+    world.database_exchanged()
+    world.step_failed("of another database", 40.0, 40.5)
+    assert world.fault == Fault(None, "of another database", 40.5, tries=1, since=40.0)

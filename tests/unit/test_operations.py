@@ -383,12 +383,12 @@ def test_what_has_ended_has_no_rate(clock: Clock) -> None:
 
 
 def test_it_is_told_as_json(clock: Clock) -> None:  # noqa: ARG001
-    operation = Operation(Kind.COPY)
+    operation = Operation(Kind.ADOPT)
     operation.report["rows"] = 7
     told = json.loads(json.dumps(operation.to_json()))
     assert told == {
         "id": operation.id,
-        "kind": "upgrade-copy",
+        "kind": "adopt",
         "outcome": "running",
         "phase": "beginning",
         "done": 0,
@@ -404,7 +404,7 @@ def test_it_is_told_as_json(clock: Clock) -> None:  # noqa: ARG001
     }
     operation.ended = operation.started
     assert operation.to_json()["ended"] == told["started"]
-    assert operation.name == f"upgrade-copy {operation.id}"
+    assert operation.name == f"adopt {operation.id}"
 
 
 def test_it_is_found_by_its_id_and_the_latest_is_listed_first() -> None:

@@ -1,9 +1,12 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sidecar.errors import Reason
 from sidecar.initscripts import InitScripts
 from sidecar.machine import Server
 from sidecar.postgres import Postgres
@@ -44,6 +47,23 @@ def test_a_want_of_space_is_told_until_there_is_enough(tmp_path: Path, short: Sp
     assert it.wants_space(said + 61) is None
     space = short
     assert it.wants_space(said + 62) is None, "it is over until Postgres says so again"
+
+
+def test_a_child_that_ended_for_want_of_space_or_quota_is_told_apart(tmp_path: Path) -> None:
+    it = component(tmp_path, asyncio.Event())
+
+    def reason(*lines: str) -> Reason | None:
+        child: Any = SimpleNamespace(name="initdb", tail=lines)
+        found = it.no_space(child)
+        return None if found is None else found.reason
+
+    assert (
+        reason("creating directory ... ok", 'initdb: error: could not write file "x": Disk quota exceeded')
+        is Reason.NO_SPACE
+    )
+    assert reason(FULL, "2026-11-29 18:00:00 UTC [1] LOG:  database system is shut down") is Reason.NO_SPACE
+    assert reason(f"2026-11-29 18:00:00 UTC [1] STATEMENT:  SELECT '{FULL}") is None
+    assert reason() is None
 
 
 def test_a_recovery_is_told_by_postgres_own_lines(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.processes import AtWork, Process, all_processes, children, kill, member, memory, postgres_in, title
+from sidecar.processes import (
+    AtWork,
+    Listener,
+    Process,
+    all_processes,
+    children,
+    kill,
+    listener,
+    member,
+    memory,
+    postgres_in,
+    title,
+)
 
 
 class Proc:
@@ -179,3 +192,35 @@ def test_a_fifth_of_a_core_since_the_look_before_is_work(
     assert work.seen() == (now if works else -math.inf)
     now += 0.25
     assert work.seen() == (now - 0.25 if works else -math.inf), "it has used nothing since"
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_who_listens_on_a_port(family: int, host: str) -> None:
+    with socket.socket(family) as ours, subprocess.Popen(["/bin/sleep", "60"]) as other:
+        try:
+            try:
+                ours.bind((host, 0))
+            except OSError:
+                assert family == socket.AF_INET6, "a machine may have no IPv6"
+                return
+            port = ours.getsockname()[1]
+            assert listener(port, os.getpid()) is Listener.NOBODY, "it has the port, and does not listen"
+            ours.listen()
+            assert listener(port, os.getpid()) is Listener.ITSELF
+            assert listener(port, other.pid) is Listener.ANOTHER
+            with socket.create_connection((host, port)):
+                assert listener(port, other.pid) is Listener.ANOTHER
+        finally:
+            other.kill()
+    assert listener(port, os.getpid()) is Listener.NOBODY
+
+
+def test_a_process_that_is_gone_listens_to_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours, subprocess.Popen(["/bin/true"]) as gone:
+        gone.wait()
+        assert listener(ours.getsockname()[1], gone.pid) is Listener.NOBODY
+
+
+def test_who_listens_may_not_be_told(tmp_path: Path) -> None:
+    (tmp_path / "net").touch()
+    assert listener(80, os.getpid(), tmp_path) is Listener.UNKNOWN

@@ -239,6 +239,14 @@ def test_both_models_are_named(there: dict[str, Any], line: str) -> None:
     assert line in reporting.restore_lines(done, "x", "", MODEL | {"stand_in": False})
 
 
+def test_what_a_rollback_leaves_unproved_is_told_before_its_line() -> None:
+    done = operation(served="hindsight_kept_a", kept="hindsight_kept_b")
+    [line] = reporting.rolled_back_lines(done)
+    assert line.endswith(": hindsight_kept_a is served again; the database that was served until then is kept as hindsight_kept_b")  # fmt: skip
+    done = operation(served="hindsight_kept_a", kept="hindsight_kept_b", unproved=["one"])
+    assert reporting.rolled_back_lines(done) == ["UNPROVED  one", line]
+
+
 # Lists ---------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +274,10 @@ def test_one_operation_with_its_report() -> None:
     [
         ("hindsight_kept_20261129t210305z", "2026-11-29 21:03 UTC"),
         ("pgdata.kept-20261129t210305z", "2026-11-29 21:03 UTC"),
+        ("hindsight_kept_20261129t210305z_before_1_1_0", "2026-11-29 21:03 UTC"),
+        ("hindsight_kept_20261129t210305z_before_1_1_0_2", "2026-11-29 21:03 UTC"),
+        ("hindsight_kept_20261129t210305z_by_hand", None),
+        ("hindsight_kept_20261329t210305z", None),
         ("hindsight_kept_by_hand", None),
     ],
 )

@@ -21,6 +21,32 @@ from sidecar.probe import SocketConnection
 
 SOURCE = Path(sys.modules["sidecar"].__path__[0]).parent
 MAIN = "from sidecar.cli import main; main()"
+# The volume hangs as a disk does that holds its caller in the kernel: no handler of a signal gets to run there.
+HANGING = """
+import contextlib, ctypes, os
+from pathlib import Path
+from sidecar import serve
+
+def hang(seen):
+    with contextlib.suppress(OSError):
+        seen.touch()
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+
+def hanging(look):
+    volume = Path(os.environ["PGDATA"]).parent
+    def asked(path, *words, **options):
+        if isinstance(path, str | Path) and Path(path).is_relative_to(volume):
+            hang(volume.parent / "looked")
+        return look(path, *words, **options)
+    return asked
+
+os.stat, os.statvfs = hanging(os.stat), hanging(os.statvfs)
+serve._VOLUME_PATIENCE = {patience}
+if os.geteuid() != 0 and {as_root}:
+    os.geteuid = lambda: 0
+"""
 AS_OTHER = ["setpriv", "--reuid", "hindsight", "--regid", "hindsight", "--clear-groups"] if os.geteuid() == 0 else []
 WITHIN = 30.0  # seconds
 
@@ -56,10 +82,11 @@ class Sidecar:
             "HINDSIGHT_SIDECAR_EPHEMERAL": "true",
         }
         self.process: subprocess.Popen[str] | None = None
+        self.program = [*AS_OTHER, sys.executable, "-c", MAIN, "serve"]
 
     def start(self, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [*AS_OTHER, sys.executable, "-c", MAIN, "serve"],
+            self.program,
             env={**self.environ, **environ}, cwd="/", stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -223,6 +250,49 @@ def test_what_was_wrong_is_looked_at_again(damaged: Sidecar) -> None:
     code, _, err = damaged.end()  # one step further it finds that there is no Postgres
     assert code == serve.EXIT_SETTINGS
     assert "HINDSIGHT_SIDECAR_PG_BINDIR" in err
+
+
+# A volume that hangs, and root ---------------------------------------------------------------------------------
+
+
+def hang(sidecar: Sidecar, *, patience: float, as_root: bool = True) -> None:
+    """Have it started as root, or nearly so, on a volume that hangs."""
+    main = HANGING.format(patience=patience, as_root=as_root) + MAIN
+    sidecar.program = [sys.executable, "-c", main, "serve"]
+
+
+def test_root_that_cannot_see_whom_to_become_says_so_and_ends(sidecar: Sidecar) -> None:
+    hang(sidecar, patience=0.5)
+    code, out, err = sidecar.run()
+    assert (code, out) == (serve.EXIT_SETTINGS, "")
+    (line,) = err.splitlines()
+    assert line.startswith(f"hindsight-sidecar: PGDATA {sidecar.home}/volume/pgdata gave no answer within 0.5 s")
+    assert "name the owner in HINDSIGHT_SIDECAR_RUN_AS" in line
+    assert not (sidecar.home / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_root_that_waits_for_the_volume_ends_when_asked(number: signal.Signals, sidecar: Sidecar) -> None:
+    hang(sidecar, patience=2 * WITHIN)
+    sidecar.start()
+    deadline = time.monotonic() + WITHIN
+    while not (sidecar.home / "looked").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # between two looks; the condition is what is waited for
+    assert sidecar.end(number) == (serve.EXIT_STOPPED, "", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_root_that_is_told_whom_to_become_starts_and_tells_what_hangs(sidecar: Sidecar) -> None:
+    hang(sidecar, patience=0.5, as_root=False)
+    sidecar.start(HINDSIGHT_SIDECAR_RUN_AS="hindsight")
+    sidecar.wait_state("starting", "volume")
+    deadline = time.monotonic() + WITHIN
+    while "gave no answer within 2 s" not in str(sidecar.wait_state("starting", "volume")["detail"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # between two looks; the condition is what is waited for
+    code, _, err = sidecar.end(signal.SIGTERM)
+    assert (code, err) == (serve.EXIT_STOPPED, "")
 
 
 # The last sentence ---------------------------------------------------------------------------------------------

@@ -148,6 +148,24 @@ def test_an_api_never_gets_more_than_its_share_of_a_long_budget(monkeypatch: pyt
     run(work())
 
 
+@pytest.mark.parametrize("budget", [2.0, 6.0])
+def test_an_api_that_not_even_a_kill_ends_leaves_postgres_its_time(
+    budget: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in the kernel, which waits for a disk there."""
+    monkeypatch.setattr(stopping, "_API_SHARE", 0.1)
+
+    async def work() -> None:
+        log: Log = []
+        result, told = await stop(log, Fake("api", log, {}), Fake("postgres", log, POLITE_POSTGRES), budget)
+        assert log == [("api", signal.SIGTERM), ("api", signal.SIGKILL), ("postgres", signal.SIGINT)]
+        assert result.clean
+        assert result.seconds < 0.1 + 1.0 + 0.5
+        assert len(told) == 1
+
+    run(work())
+
+
 def test_a_postgres_that_does_not_end_is_stopped_hard_within_the_budget() -> None:
     async def work() -> None:
         log: Log = []

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from sidecar.asgi import Headers
 from sidecar.settings import Settings
-from sidecar.tenant import Tenant
+from sidecar.tenant import Tenant, served_schema, tenancy
 
 A = "HINDSIGHT_API_TENANT_"
 CLIENTS: Headers = [(b"authorization", b"Bearer theirs"), (b"accept", b"*/*")]
@@ -70,3 +70,27 @@ def test_the_key_does_not_show() -> None:
     one = tenant()
     assert one.key is not None
     assert one.key.get_secret_value() not in f"{vars(one)} {one.key!r} {one.key}"
+
+
+SCHEMA = "HINDSIGHT_API_DATABASE_SCHEMA"
+
+
+@pytest.mark.parametrize(
+    ("environ", "schema"),
+    [
+        ({}, "public"),
+        ({SCHEMA: ""}, "public"),
+        ({SCHEMA: "ours"}, "ours"),
+        ({**OURS, SCHEMA: "ours"}, "ours"),
+        ({f"{A}EXTENSION": "theirs:Extension"}, None),
+        ({f"{A}EXTENSION": "theirs:Extension", SCHEMA: "ours"}, None),
+    ],
+)
+def test_which_schema_answers_us(environ: dict[str, str], schema: str | None) -> None:
+    assert served_schema(environ) == schema
+
+
+def test_another_schema_or_another_extension_may_serve_something_else() -> None:
+    found = [tenancy(environ) for environ in ({}, {SCHEMA: "ours"}, OURS, {f"{A}EXTENSION": "theirs:Extension"})]
+    assert len(set(found)) == 4
+    assert tenancy({}) == tenancy({SCHEMA: "public", f"{A}EXTENSION": "", f"{A}API_KEY": "secret"}) == "public"

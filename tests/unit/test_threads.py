@@ -71,6 +71,31 @@ def test_so_many_threads_at_the_most_and_what_waits_for_them_is_done() -> None:
             made.begin(done.release)  # type: ignore[arg-type]
 
 
+def test_where_the_system_has_no_more_of_them_one_that_is_there_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    free, done = threading.Event(), threading.Semaphore(0)
+    made = threads.Threads(3)
+    made.begin(lambda: (free.wait(20), done.release()))  # type: ignore[arg-type, return-value]
+    before = threading.active_count()
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="can't start"):
+            threads.Threads(3).begin(done.release)  # type: ignore[arg-type]
+        for _ in range(5):
+            made.begin(done.release)  # type: ignore[arg-type]
+        free.set()
+        assert all(done.acquire(timeout=10) for _ in range(6))
+    free.clear()
+    for _ in range(2):  # more can be had again, and what hangs holds nobody up
+        made.begin(lambda: free.wait(20))  # type: ignore[arg-type, return-value]
+    made.begin(done.release)  # type: ignore[arg-type]
+    assert done.acquire(timeout=10)
+    assert threading.active_count() == before + 2
+    free.set()
+
+
 def test_what_pieces_come_from_is_closed_in_a_thread_also_where_a_piece_is_waited_for() -> None:
     free, closed = threading.Event(), threading.Event()
     where: list[str] = []

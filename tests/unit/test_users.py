@@ -144,6 +144,19 @@ def test_a_new_volume_is_ours(tmp_path: Path) -> None:
     assert (tmp_path / "a/volume").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_volume_that_cannot_be_made_is_told_by_whoever_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    make_volume(tmp_path / "file/volume", Account(1000, 1000, "x"))
+
+    def gone(_: Path) -> None:
+        raise OSError(107, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(Path, "exists", gone)
+    make_volume(tmp_path, Account(1000, 1000, "x"))
+
+
 # Who the children are ------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -235,3 +236,49 @@ def test_space_is_what_the_file_system_says(tmp_path: Path) -> None:
     assert found.size == status.f_blocks * status.f_frsize
     assert 0 < found.free <= found.size
     assert found.enough
+
+
+# Files ---------------------------------------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("deed", ["fsync", "rename", "close"])
+def test_a_file_is_replaced_whole_or_not_at_all(deed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "note"
+    volume.replace(path, b"the old one")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def killed(*_: object, **__: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        if deed == "close":  # once the directory is on the disk too
+            patch.setattr(volume, "sync", killed)
+        else:
+            patch.setattr(os, deed, killed)
+        with pytest.raises(KilledError):
+            volume.replace(path, b"the new one, which is longer")
+    assert path.read_bytes() == (b"the new one, which is longer" if deed == "close" else b"the old one")
+    volume.replace(path, b"short")  # what was left does not stand in the way
+    assert path.read_bytes() == b"short"
+    assert [one.name for one in tmp_path.iterdir()] == ["note"]
+
+
+def test_what_is_on_the_volume_is_written_by_this_module_alone() -> None:
+    """Another way leaves half a file at a power cut; files of the run directory and of /proc are gone then anyway."""
+    elsewhere = {
+        "hindsight_api.py",
+        "serve.py",
+        "side_server.py",
+        "staging.py",
+        "upstream.py",
+        "upstream_embed.py",
+        "users.py",
+    }
+    writes = re.compile(r"\.write_text\(|\.write_bytes\(|open\(\"[wax]")
+    sources = sorted(Path(volume.__file__).parent.glob("*.py"))
+    assert len(sources) > 50
+    assert {path.name for path in sources if writes.search(path.read_text(encoding="utf-8"))} <= elsewhere

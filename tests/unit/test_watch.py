@@ -39,6 +39,24 @@ def test_postgres_own_beginnings_are_heard(tmp_path: Path) -> None:
     assert watch.reinitialized == 1
 
 
+@pytest.mark.parametrize(
+    "begin", ["STATEMENT:  SELECT '", "DETAIL:  Key (text)=(", "CONTEXT:  COPY notes, line 1: ", "\t"]
+)
+def test_what_postgres_only_repeats_is_not_heard(begin: str, tmp_path: Path) -> None:
+    changes: list[None] = []
+    watch = PostgresWatch(tmp_path, tmp_path, lambda: changes.append(None))
+    watch.server = Server.UP
+    for words in (
+        "all server processes terminated; reinitializing",
+        "database system was not properly shut down; automatic recovery in progress",
+        "redo starts at 0/1000028",
+        'could not extend file "base/5/1": No space left on device',
+    ):
+        watch.hear(f"{begin}2026-11-29 17:08:40.123 UTC [7] LOG:  {words}")
+    assert (watch.server, watch.recovery, watch.reinitialized, watch.no_space_at) == (Server.UP, None, 0, None)
+    assert changes == []
+
+
 def test_a_recovery_is_heard_whatever_was_seen_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = PostgresWatch(tmp_path, tmp_path, lambda: None)
     measured: list[int | None] = []
@@ -73,7 +91,13 @@ def never() -> float:
     return -math.inf
 
 
-def looked(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> list[tuple[Server, str | None]]:
+def there() -> None:
+    """Be who listens."""
+
+
+def looked(
+    answers: list[Answer], monkeypatch: pytest.MonkeyPatch, not_there: Callable[[], str | None] = there
+) -> list[tuple[Server, str | None]]:
     """Return what a watch saw at each change, with these answers and then none."""
     monkeypatch.setattr(watch, "INTERVAL", 0.0)
     monkeypatch.setattr(watch, "_EAGER", 0.0)
@@ -89,7 +113,7 @@ def looked(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> list[tuple
             return answers.pop(0)(request)
 
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
-            made = ApiWatch(client, never, lambda: seen.append((made.server, made.fault)))
+            made = ApiWatch(client, never, not_there, lambda: seen.append((made.server, made.fault)))
             watching = asyncio.ensure_future(made.run())
             async with asyncio.timeout(20):
                 await done.wait()
@@ -98,6 +122,24 @@ def looked(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> list[tuple
 
     asyncio.run(work())
     return seen
+
+
+def test_nothing_is_asked_before_hindsight_api_is_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["not yet", "another program listens", "another program listens"]
+
+    def not_there() -> str | None:
+        return said.pop(0) if said else None
+
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        assert said == []
+        return httpx2.Response(200)
+
+    assert looked([answer], monkeypatch, not_there) == [
+        (Server.STARTING, None),
+        (Server.STARTING, "not yet"),
+        (Server.STARTING, "another program listens"),
+        (Server.UP, None),
+    ]
 
 
 def refuse(request: httpx2.Request) -> httpx2.Response:
@@ -160,7 +202,7 @@ def test_an_api_that_hangs_is_seen_as_such_and_a_busy_one_is_up(busy: int, monke
                 hung.set()
 
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
-            made = ApiWatch(client, at_work, changed)
+            made = ApiWatch(client, at_work, there, changed)
             watching = asyncio.ensure_future(made.run())
             async with asyncio.timeout(20):
                 await hung.wait()
@@ -186,7 +228,7 @@ def test_an_api_is_not_busy_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
             raise AssertionError
 
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://api") as client:
-            made = ApiWatch(client, time.monotonic, lambda: hung.set() if made.fault else None)
+            made = ApiWatch(client, time.monotonic, there, lambda: hung.set() if made.fault else None)
             made.server = Server.UP
             began = time.monotonic()
             watching = asyncio.ensure_future(made.run())
@@ -230,3 +272,30 @@ def test_a_stopped_process_of_postgres_is_named(tmp_path: Path) -> None:
             for pid in (child, parent.pid):
                 os.kill(pid, signal.SIGKILL)
     assert asyncio.run(named(parent.pid)) is None
+
+
+@pytest.mark.parametrize("seen", [Server.STARTING, Server.UP])
+def test_a_stopped_hindsight_api_is_named_also_before_its_first_answer(seen: Server) -> None:
+    async def told(pid: int | None) -> str | None:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(well), base_url="http://api") as client:
+            made = ApiWatch(client, never, there, lambda: None)
+            made.server, made.process = seen, pid
+            made._failed("it does not listen on 127.0.0.1:8887 yet")
+            assert made.server is (Server.STARTING if seen is Server.STARTING else Server.UNRESPONSIVE)
+            fault = made.fault
+            made.end()
+            assert made.process is None
+            return fault
+
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        try:
+            for pid in (None, process.pid):
+                assert asyncio.run(told(pid)) == "it does not listen on 127.0.0.1:8887 yet"
+            os.kill(process.pid, signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            assert asyncio.run(told(process.pid)) == (
+                f"hindsight-api (process {process.pid}) is stopped; `kill -CONT {process.pid}` lets it go on"
+            )
+        finally:
+            process.kill()
+    assert asyncio.run(told(process.pid)) == "it does not listen on 127.0.0.1:8887 yet"
