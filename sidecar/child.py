@@ -11,13 +11,14 @@ from pathlib import Path
 
 _CHUNK = 65536
 LINE_MAX = 16384  # bytes; a longer line is passed on in pieces
+_GOES_ON = b"\t"  # before a further piece, as Postgres has it before a further line: neither begins what it says
 _LAST_CHUNKS = 16  # as much as a pipe holds
 _IF_WE_LIVE = '[ "$PPID" = "$1" ] || exit 75; shift; exec "$@"'
 _TAIL = 20  # lines kept to explain an exit
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines of at most `LINE_MAX` bytes, whatever the chunks are."""
+    """Cuts a byte stream into lines of at most `LINE_MAX` bytes, whatever the chunks are; further pieces of a longer one begin with a tab."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -27,16 +28,22 @@ class LineSplitter:
         lines = []
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
-            lines += [line[start : start + LINE_MAX] for start in range(0, len(line), LINE_MAX)] or [b""]
-        while len(self._rest) > LINE_MAX:
-            lines.append(self._rest[:LINE_MAX])
-            self._rest = self._rest[LINE_MAX:]
-        return [line.rstrip(b"\r").decode("utf-8", "backslashreplace") for line in lines]
+            lines += _pieces(line)
+        *pieces, self._rest = _pieces(self._rest)
+        return [line.rstrip(b"\r").decode("utf-8", "backslashreplace") for line in (*lines, *pieces)]
 
     def finish(self) -> list[str]:
         """Return what was left without a final newline."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "backslashreplace")] if rest else []
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    pieces = []
+    while len(line) > LINE_MAX:
+        pieces.append(line[:LINE_MAX])
+        line = _GOES_ON + line[LINE_MAX:]
+    return [*pieces, line]
 
 
 class Child:

@@ -1,6 +1,7 @@
 """The data directory before Postgres may touch it: whose it is, what made it, what a dead server left in it."""
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from sidecar.paths import POSTGRES_SOCKET
 
 MARKER = "hindsight-sidecar.marker"  # written by initscripts/10-initdb before the cluster gets its final name
 PID_FILE = "postmaster.pid"
+_NO_PLAIN_FILE_OF_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR})
 
 
 class Found(Enum):
@@ -139,6 +141,7 @@ class ServerLock:
         Raises:
             StillRunningError: processes of a server that runs have it.
             BlockedError: `permissions`.
+            OSError: it cannot be locked now.
 
         """
         try:
@@ -146,24 +149,27 @@ class ServerLock:
         except FileNotFoundError:
             return
         except OSError as error:
+            if error.errno not in _NO_PLAIN_FILE_OF_OURS:
+                raise
             raise BlockedError(
                 Reason.PERMISSIONS,
                 f"{self._mark} cannot be opened ({error.strerror}); it has to be a plain file of uid {os.geteuid()}, which may write it",
             ) from error
-        if self._descriptor is not None:
-            if os.path.sameopenfile(self._descriptor, descriptor):  # of a start that did not get as far as a postmaster
-                os.close(descriptor)
-                return
-            self.release()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise StillRunningError(
-                f"PostgreSQL processes of another pid namespace still work in {self._mark.parent}; they are left to end by "
-                "themselves (if they do not: stop the container that has them)"
-            ) from None
-        self._descriptor = descriptor
+        with contextlib.ExitStack() as unless_kept:
+            unless_kept.callback(os.close, descriptor)
+            if self._descriptor is not None:
+                if os.path.sameopenfile(self._descriptor, descriptor):  # of a start that got no postmaster
+                    return
+                self.release()
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StillRunningError(
+                    f"PostgreSQL processes of another pid namespace still work in {self._mark.parent}; they are left to end by "
+                    "themselves (if they do not: stop the container that has them)"
+                ) from None
+            unless_kept.pop_all()
+            self._descriptor = descriptor
 
     def release(self) -> None:
         """Give it back."""

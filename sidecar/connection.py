@@ -137,7 +137,13 @@ class Connection(H11Protocol):
         """
         waiting = [one for one in self.open_ones() if one._waits_for_client]  # noqa: SLF001 - our own kind
         heard = [one for one in waiting if one.left_of_its_moment() <= 0]
-        return min(heard or waiting, key=lambda one: one._heard if heard else one.since, default=None)  # noqa: SLF001
+        # Whose answer is not all on its way yet would lose the rest of it.
+        return min(heard or waiting, key=lambda one: (one.unsent > 0, one._heard if heard else one.since), default=None)  # noqa: SLF001
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that its client has not taken yet, and the kernel has no room for."""
+        return self.transport.get_write_buffer_size()
 
     def left_of_its_moment(self) -> float:
         """Return how many seconds are left in which what its client sent at once is sure to be heard."""
@@ -163,7 +169,7 @@ class Connection(H11Protocol):
 
     def give_up(self) -> None:
         """Close it, whatever its client has not taken yet: with that in hand a closed one would keep its descriptor."""
-        if self.transport.get_write_buffer_size():
+        if self.unsent:
             self.transport.abort()
         else:
             self.transport.close()
@@ -194,7 +200,7 @@ async def make_room(newcomer: Connection) -> None:
 class NoRoom:
     """What is served to a client for which there is no room: the probes, and then it has to leave."""
 
-    def __init__(self, app: App, address: str, probes: Collection[str], refused: Callable[[], object]) -> None:
+    def __init__(self, app: App, address: str, probes: Collection[str], refused: Callable[[Scope], object]) -> None:
         """`app` answers `probes`, which are paths; `refused` is called for whatever else is asked."""
         self._app = app
         self._address = address
@@ -214,7 +220,7 @@ class NoRoom:
         if scope["method"] in ("GET", "HEAD") and scope["path"] in self._probes:
             await self._app(scope, receive, last)
             return
-        self._refused()
+        self._refused(scope)
         self._tell()
         body = problem(
             503, "Too many connections", "every connection of this address is in use; close some, and try again"

@@ -354,6 +354,7 @@ async def record_first_ready(
         # no more, is not.
         await _record(connection, _UNCOPIED, {"tenancy": tenancy, "schemas": left})
         await connection.execute(f"DELETE FROM {SCHEMA}.facts WHERE name = %s", (_COPY,))  # noqa: S608 - a constant
+        await connection.execute(f"COMMENT ON DATABASE {DATABASE} IS NULL")  # the name that it had before
 
 
 async def sweep_traces(connection: Connection, bank: str) -> int:

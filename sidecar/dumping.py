@@ -48,6 +48,11 @@ class Address:
         """Return it as one connection string, without any secret."""
         return psycopg.conninfo.make_conninfo(**self.parameters)
 
+    @property
+    def option(self) -> str:
+        """Return it as an option of pg_dump and pg_restore."""
+        return f"--dbname={self.conninfo}"
+
     async def connect(self) -> Connection:
         """Connect, in autocommit.
 
@@ -69,10 +74,11 @@ class Address:
         return connection
 
 
-def local(socket_dir: Path, database: str, user: str) -> Address:
-    """Return the address of a database of our own."""
+def local(socket_dir: Path, database: str, user: str, **settings: str) -> Address:
+    """Return the address of a database of our own, with settings of the sessions there: beside these libpq takes no PGOPTIONS."""
     parameters = {"host": str(socket_dir), "port": "5432", "dbname": database, "user": user}
-    return Address({**parameters, "options": "-c transaction_timeout=0"})
+    options = " ".join(f"-c {name}={value}" for name, value in {"transaction_timeout": "0", **settings}.items())
+    return Address({**parameters, "options": options})
 
 
 async def dump(
@@ -204,7 +210,7 @@ async def _both(
         if row is None:
             raise RefusedError("the server gave no snapshot; is it a PostgreSQL server?")
         arguments = [
-            f"--dbname={address.conninfo}",
+            address.option,
             "--no-password",
             "--format=custom",
             f"--compress={_LEVELS[compression]}",

@@ -78,13 +78,13 @@ class HindsightApi(Component[ApiWatch]):
         """Return the monotonic seconds at which it last answered somebody, or was seen to use a core."""
         return self._answered() if self._work is None else max(self._answered(), self._work.seen())
 
-    def _not_there(self) -> str | None:
+    async def _not_there(self) -> str | None:
         """Say why it cannot be asked for anything now, None where it is the one who listens."""
         address, pid = self._settings.api_listen, None if self.child is None else self.child.pid
         if pid is not None and pid == self._listens:  # it keeps its port until it ends, which is told a moment later
             found = processes.member(pid)
-            return "it has ended" if found is None or found.state in "ZX" else None
-        who = processes.Listener.NOBODY if pid is None else processes.listener(address.port, pid)
+            return "it has ended" if found is None or found.ending else None
+        who = processes.Listener.NOBODY if pid is None else await off_loop(processes.listener, address.port, pid)
         if who is processes.Listener.ANOTHER:
             return (
                 f"another program listens on port {address.port}, and hindsight-api does not yet; end it, or set "

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from sidecar.asgi import App
+from sidecar.asgi import App, Scope
 from sidecar.errors import SettingsError
 from sidecar.faultless import Faultless
 from sidecar.settings import Address, Settings
@@ -149,7 +149,7 @@ class Server:
         listener: socket.socket,
         *,
         probes: Collection[str] = frozenset(),
-        refused: Callable[[], object] = lambda: None,
+        refused: Callable[[Scope], object] = lambda _: None,
         connections: int | None = None,
     ) -> None:
         """Begin to serve, at most so many connections; one more may ask for the paths of `probes`, and else is `refused`."""

@@ -3,7 +3,7 @@
 import time
 
 from sidecar.asgi import App, Message, Receive, Scope, Send
-from sidecar.gateway import HEALTH_PATHS, LIVE_PATH, VERSION_PATHS
+from sidecar.gateway import HEALTH_PATHS, LIVE_PATH, NO_ROOM, VERSION_PATHS
 from sidecar.metrics import Metrics
 
 _OWN = HEALTH_PATHS | VERSION_PATHS | {LIVE_PATH}  # of the sidecar: probes are no memory calls
@@ -43,4 +43,12 @@ class Metered:
             status = _NONE if status == _NONE else _CUT
             raise
         finally:
-            self._metrics.count_request(scope["method"] if scope["method"] in _METHODS else _OTHER, status)
+            self._count(scope, status)
+
+    def refuse(self, scope: Scope) -> None:
+        """Count a call that was refused before it came here, for want of a connection."""
+        self._metrics.count_refusal(NO_ROOM)
+        self._count(scope, "5xx")
+
+    def _count(self, scope: Scope, status: str) -> None:
+        self._metrics.count_request(scope["method"] if scope["method"] in _METHODS else _OTHER, status)

@@ -40,6 +40,9 @@ async def look(socket_dir: Path) -> Found:
             query = sql.SQL("SELECT count(*) AS n FROM {} WHERE fact_type = ANY (%s) AND bank_id <> %s").format(
                 sql.Identifier(schema, "memory_units")
             )
+            if await _has_table(connection, schema, "banks"):
+                # Not those of a bank that is no more: a migration deletes them, and nobody could ask for them.
+                query += sql.SQL(" AND bank_id IN (SELECT bank_id FROM {})").format(sql.Identifier(schema, "banks"))
             memories[schema] = await _number(connection, query, [_KINDS, CANARY_BANK])
             if await has_tasks(connection, schema):
                 query = sql.SQL(
@@ -57,10 +60,14 @@ async def _number(connection: Connection, query: sql.Composed, values: list[obje
 
 async def has_tasks(connection: Connection, schema: str) -> bool:
     """Tell whether a schema has hindsight-api's table of tasks."""
+    return await _has_table(connection, schema, "async_operations")
+
+
+async def _has_table(connection: Connection, schema: str, name: str) -> bool:
     cursor = await connection.execute(
         "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = 'async_operations' AND c.relkind = 'r'",
-        (schema,),
+        "WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'r'",
+        (schema, name),
     )
     return await cursor.fetchone() is not None
 

@@ -18,7 +18,7 @@ from sidecar.database import Facts
 from sidecar.errors import RefusedError, SidecarError, TransientError, VerificationError
 from sidecar.machine import OperationName
 from sidecar.migrated import Found
-from sidecar.operations import Operation
+from sidecar.operations import SERVE, Operation
 from sidecar.rehearsal import RehearsalError
 from sidecar.staging import Staged
 
@@ -201,10 +201,9 @@ async def served_again(served: Served, operation: Operation) -> AsyncIterator[No
     try:
         yield
     except BaseException:
-        operation.enter("serve")
-        with contextlib.suppress(
-            TransientError, VerificationError
-        ):  # the state tells why, and what went wrong first matters
+        operation.enter(SERVE)
+        # What went wrong first matters, and not that nobody waits for this any more; the state tells of it.
+        with contextlib.suppress(TransientError, VerificationError, asyncio.CancelledError):
             await served.bring_api_back()
         raise
     finally:

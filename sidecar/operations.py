@@ -14,6 +14,7 @@ from sidecar.errors import RefusedError, SidecarError, VerificationError
 from sidecar.kinds import Kind, Outcome
 from sidecar.machine import OperationName
 
+SERVE = "serve"  # phase in which what was served before is brought back
 _REMEMBERED = 50  # finished operations that can still be asked about
 T = TypeVar("T")
 
@@ -196,7 +197,9 @@ class Operations:
         return Outcome.FAILED, " ".join(f"{error}".split()) or type(error).__name__  # some have several lines
 
     async def cancel(self, identifier: str) -> Operation:
-        """End one early, and return it once it has cleaned up. Asking again does not interrupt the clean-up.
+        """End one early, and return it once it has cleaned up.
+
+        Asking again does not interrupt the clean-up, but for the wait until what was served before is served again.
 
         Raises:
             RefusedError: it does not run.
@@ -205,7 +208,7 @@ class Operations:
         operation, work, ending = self._current, self._work, self._ending
         if operation is None or work is None or ending is None or operation.id != identifier:
             raise RefusedError(f"no operation {identifier[:60]!r} runs; GET /v1/operations lists what does")
-        if not operation.cancelling:
+        if not operation.cancelling or operation.phase == SERVE:
             operation.cancelling = True
             work.cancel()
         await asyncio.wait({ending})

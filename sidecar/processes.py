@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in which /proc counts the use of a core
-_LISTENS = "0A"  # a TCP state in /proc/net
+_LISTENS = " 0A "  # a TCP state in /proc/self/net
 _WORKING = 0.2  # of a core; one that waits for something uses less by far
 
 
@@ -68,6 +68,7 @@ class Member:
         started: clock ticks since the machine's start; with `pid` nobody else's.
         state: one letter; `T` is stopped by a signal.
         used: seconds of a core that it used so far, with all its threads.
+        memory: bytes of its address space; none where it is ending.
 
     """
 
@@ -75,6 +76,12 @@ class Member:
     started: int
     state: str
     used: float
+    memory: int = 0
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is gone but for what its parent has to take note of, or about to be."""
+        return self.state in "ZX" or not self.memory
 
 
 def member(pid: int, proc: Path = PROC) -> Member | None:
@@ -84,7 +91,7 @@ def member(pid: int, proc: Path = PROC) -> Member | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return Member(pid, int(fields[19]), fields[0], (int(fields[11]) + int(fields[12])) / _TICKS)
+    return Member(pid, int(fields[19]), fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[20]))
 
 
 class AtWork:
@@ -157,7 +164,7 @@ class Listener(Enum):
 
 
 def listener(port: int, pid: int, proc: Path = PROC) -> Listener:
-    """Tell whether a process listens on this port, or only another one does.
+    """Tell whether a process listens on this port, or only another one does. Not for the event loop: a node may have many sockets.
 
     Who can reach the port cannot tell that: any program in the network namespace may have taken it before.
     """
@@ -168,18 +175,27 @@ def listener(port: int, pid: int, proc: Path = PROC) -> Listener:
         return Listener.ITSELF if listening & _sockets(pid, proc) else Listener.ANOTHER
     except FileNotFoundError:  # it ended
         return Listener.NOBODY
-    except OSError:
+    except PermissionError:
+        # To one that is ending, and has given its memory back, the kernel lets nobody look.
+        found = member(pid, proc)
+        return Listener.NOBODY if found is None or found.ending else Listener.UNKNOWN
+    except NotImplementedError:
         return Listener.UNKNOWN
+    except OSError:  # of ours, such as no descriptor: it is looked at again
+        return Listener.NOBODY
 
 
 def _listening(port: int, proc: Path) -> set[str]:
-    """Return the inodes of the sockets that listen on this port, on any address."""
-    lines = []
+    """Return the inodes of the sockets that listen on this port, on any address. Raises NotImplementedError."""
+    tables = []
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            lines += (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]
-    found = (line.split() for line in lines)
-    return {words[9] for words in found if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port}
+            tables.append((proc / "self/net" / name).read_text(encoding="ascii"))
+    if not tables:
+        raise NotImplementedError("the kernel shows no sockets here")
+    mark = f":{port:04X} "
+    found = (line.split() for table in tables for line in table.splitlines() if mark in line and _LISTENS in line)
+    return {words[9] for words in found if words[3] == _LISTENS.strip() and words[1].endswith(mark.strip())}
 
 
 def _sockets(pid: int, proc: Path) -> set[str]:

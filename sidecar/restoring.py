@@ -273,6 +273,7 @@ class Restoring:
             raise RefusedError(
                 f"restoring {size // MIB} MiB may take {wanted // MIB} MiB beside the live database, and "
                 f"{self.settings.volume} has {free // MIB} MiB free; delete old dumps or kept databases, or grow the volume"
+                + ("" if there is None else " (or dump anew after VACUUM FULL there, where much was deleted)")
             )
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from sidecar.asgi import App
 from sidecar.control_listener import SCRAPER, SOCKET, TCP, Later, Marked, metrics_app
 from sidecar.environment import Sorted
 from sidecar.errors import BlockedError, SettingsError
-from sidecar.gateway import NO_ROOM, PROBES, Gateway
+from sidecar.gateway import PROBES, Gateway
 from sidecar.hosts import AllowedHosts
 from sidecar.initscripts import installed
 from sidecar.listeners import Listeners, Server
@@ -146,8 +145,8 @@ class Sidecar:
         settings, listeners = self._settings, self._listeners
         self._control = Later(self._status)
         hosts = AllowedHosts(settings.control_listen, settings.allowed_hosts)
-        refused = partial(self._metrics.count_refusal, NO_ROOM)
-        gateway = Server(Metered(self._gateway, self._metrics), listeners.gateway, probes=PROBES, refused=refused)
+        metered = Metered(self._gateway, self._metrics)
+        gateway = Server(metered, listeners.gateway, probes=PROBES, refused=metered.refuse)
         served: list[tuple[App, socket]] = [
             (Marked(self._control, TCP, hosts), listeners.control),
             (Marked(self._control, SOCKET, None), listeners.socket),

@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import queue
+import pickle
 import resource
+import select
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -26,7 +26,8 @@ EXIT_SETTINGS = 2
 EXIT_GAVE_UP = 3
 EXIT_HARD_STOP = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: a terminal that was closed
-_VOLUME_PATIENCE = 3.0  # seconds for what root has to know of the volume
+_OWNER_PATIENCE = 20.0  # seconds for what root has to know of the volume; some disks have to spin up first
+_VOLUME_PATIENCE = 3.0  # seconds for what the program that follows can do without
 _LEAVE_PATIENCE = 0.3  # seconds for what is under way once Postgres is gone
 _DESCRIPTORS = 65_536  # enough, and not so many that a program which closes all of them takes its time
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -64,30 +65,51 @@ def _write_termination_log(sentence: str) -> None:
             sys.stderr.write(f"hindsight-sidecar: {TERMINATION_LOG} cannot be written: {error.strerror}\n")
 
 
-def _in_time(ask: Callable[[], T]) -> T:
-    """Ask the volume something in a thread: a handler of a signal runs in this one, and not while it waits for a disk.
+def _in_time(ask: Callable[[], T], patience: float) -> T:
+    """Ask the volume something, in a process of its own that nobody has to wait for.
+
+    Where the disk holds its caller in the kernel, nothing ends that: neither this process nor the program that it becomes
+    could go on before one of its threads did.
 
     Raises:
-        TimeoutError: it gave no answer; the thread waits on, until the process ends or becomes another program.
+        TimeoutError: it gave no answer within so many seconds.
 
     """
-    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
-
-    def work() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # they are for the main thread, and the next program
-        try:
-            answers.put(ask())
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
-            answers.put(error)
-
-    threading.Thread(target=work, name="volume", daemon=True).start()
-    try:
-        answer = answers.get(timeout=_VOLUME_PATIENCE)
-    except queue.Empty:
-        raise TimeoutError from None
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    between = os.fork()
+    if between == 0:
+        os.setpgid(0, 0)
+        if os.fork() == 0:
+            _answer(ask, writer)
+        os._exit(0)  # so that whoever takes orphans gets the other one
+    os.close(writer)
+    os.waitpid(between, 0)
+    with open(reader, "rb") as answers:  # noqa: PTH123 - a descriptor
+        answered, _, _ = select.select([answers], [], [], patience)
+        data = answers.read() if answered else b""
+    if not data:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(between, signal.SIGKILL)
+        raise TimeoutError
+    with contextlib.suppress(ChildProcessError):  # the orphan is ours where we are the first process
+        os.waitpid(-between, 0)
+    answer: T | Exception = pickle.loads(data)  # noqa: S301 - of our own process
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def _answer(ask: Callable[[], object], writer: int) -> NoReturn:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # whoever waits for the end of our output does not wait for a disk
+        os.dup2(nothing, descriptor)
+    answer: object
+    try:
+        answer = ask()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
+        answer = error
+    os.write(writer, pickle.dumps(answer))
+    os._exit(0)
 
 
 def _leave_root() -> None:
@@ -101,15 +123,15 @@ def _leave_root() -> None:
     run_dir = Path(os.environ.get("HINDSIGHT_SIDECAR_RUN_DIR") or paths.RUN_DIR)
     run_as = os.environ.get("HINDSIGHT_SIDECAR_RUN_AS")
     try:
-        account = _in_time(lambda: users.choose(run_as, pgdata))
+        account = _in_time(lambda: users.choose(run_as, pgdata), _OWNER_PATIENCE)
     except TimeoutError:
         raise SettingsError(
-            f"PGDATA {pgdata} gave no answer within {_VOLUME_PATIENCE:g} s, and root becomes whoever owns it; look at its disk, or "
+            f"PGDATA {pgdata} gave no answer within {_OWNER_PATIENCE:g} s, and root becomes whoever owns it; look at its disk, or "
             "at what it is mounted from, or name the owner in HINDSIGHT_SIDECAR_RUN_AS, and the sidecar waits for it by itself"
         ) from None
     users.make_run_dir(run_dir, account)
     with contextlib.suppress(TimeoutError):  # what hangs is told by the program that follows
-        _in_time(lambda: users.make_volume(pgdata.parent, account))
+        _in_time(lambda: users.make_volume(pgdata.parent, account), _VOLUME_PATIENCE)
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # kept for that program, which then takes them
     users.become(account)
 

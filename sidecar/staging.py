@@ -177,8 +177,8 @@ async def _load(
 ) -> None:
     lines = scratch / f"{name}.list"
     lines.write_text("".join(f"{entry.line}\n" for entry in dump_file.selected(checked.entries)), encoding="utf-8")
+    there = dumping.local(socket_dir, name, ROLE)
     common = [
-        f"--dbname={dumping.local(socket_dir, name, ROLE).conninfo}",
         "--no-password",
         "--no-owner",
         "--no-privileges",
@@ -195,16 +195,13 @@ async def _load(
     try:
         operation.enter("load", _rows(checked), "rows")
         async with _followed(socket_dir, name, operation, _ROWS):
-            await programs.run("pg_restore", ["--section=pre-data", *common])
-            await programs.run("pg_restore", ["--section=data", f"--jobs={jobs}", *common])
+            await programs.run("pg_restore", ["--section=pre-data", there.option, *common])
+            await programs.run("pg_restore", ["--section=data", f"--jobs={jobs}", there.option, *common])
         indexes = sum(entry.kind in {"INDEX", "CONSTRAINT"} for entry in checked.entries)
         operation.enter("index", indexes, "indexes")
         async with _followed(socket_dir, name, operation, _INDEXES):
-            await programs.run(
-                "pg_restore",
-                ["--section=post-data", f"--jobs={builds}", *common],
-                more={"PGOPTIONS": f"-c maintenance_work_mem={memory // MIB}MB"},
-            )
+            building = dumping.local(socket_dir, name, ROLE, maintenance_work_mem=f"{memory // MIB}MB")
+            await programs.run("pg_restore", ["--section=post-data", f"--jobs={builds}", building.option, *common])
     finally:
         lines.unlink()
     operation.enter("analyze")

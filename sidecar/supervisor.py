@@ -242,7 +242,8 @@ class Supervisor:
             self._dropping.result()  # what it does not expect is a defect
             self._dropping = None
         now = time.monotonic()
-        if staging.left and self._status.ready and self._dropping is None and now > self._drop_again:
+        idle = self.world.postgres is Server.UP and self.administration.operations.current is None
+        if staging.left and idle and self._dropping is None and now > self._drop_again:
             self._drop_again = now + _DROP_AGAIN
             self._dropping = asyncio.create_task(staging.drop_left(self._settings.run_dir))
 
@@ -347,20 +348,20 @@ class Supervisor:
     async def _check_database(self) -> None:
         await self._at_hand.look_at_installed()
         at_hand = self._at_hand
+        if (
+            self.administration.operations.current is None
+        ):  # also before what cannot be served: that may be restored over
+            await self.administration.sweep_databases()
         await database.check(self._settings.run_dir, at_hand.model, at_hand.known_revisions)
         await self._recognition.check(at_hand.model, at_hand.embedder, at_hand.similarities)
         self._status.update(origin=await database.origin(self._settings.run_dir))
         if self._settings.upgrade_copy:
             heads = at_hand.revisions.heads
             self.world.copy_due = await database.wants_copy(self._settings.run_dir, heads, self._tenancy)
-        if self.administration.operations.current is None:
-            await self.administration.sweep_databases()
         self.world.database_checked = True
 
     async def _keep_copy(self) -> None:
-        running = self.administration.operations.current
-        back = running.report.get("served") if running is not None else None  # what a rollback brings back
-        name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version, back)
+        name = await swapping.copy(self._settings.run_dir, self._settings.volume, self.installed.version)
         self._log.info("kept a copy from before the schema is migrated", database=name)
         self.world.copy_due = False
 

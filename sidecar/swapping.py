@@ -76,6 +76,9 @@ async def _exchange(socket_dir: Path, incoming: str, outgoing: str) -> None:
                     # What is kept is not written to by accident.
                     sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(other),
                     sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(served),
+                    sql.SQL("COMMENT ON DATABASE {} IS {}").format(
+                        served, sql.Literal(incoming)
+                    ),  # until it was served
                 )
         except psycopg.OperationalError:
             if await _exists_after_a_crash(socket_dir, outgoing):
@@ -111,11 +114,10 @@ def copy_name(version: str, back: str | None, taken: Collection[str]) -> str:
     return next(one for end in endings if (one := f"{name[: _NAME_MAX - len(end)]}{end}") not in taken)
 
 
-async def copy(socket_dir: Path, volume_directory: Path, version: str, back: str | None = None) -> str:
+async def copy(socket_dir: Path, volume_directory: Path, version: str) -> str:
     """Keep a copy of the served database from before this version of hindsight-api migrates it, and return its name.
 
-    Only with hindsight-api down: nobody may be connected meanwhile. `back` is the name under which it was kept until now,
-    where it is brought back: it may get that again.
+    Only with hindsight-api down: nobody may be connected meanwhile.
 
     Raises:
         BlockedError: `no-space`.
@@ -133,8 +135,13 @@ async def copy(socket_dir: Path, volume_directory: Path, version: str, back: str
                 f"{free // MIB} MiB free; free some, or set HINDSIGHT_SIDECAR_UPGRADE_COPY=false",
                 retry_after=10,
             )
-        cursor = await connection.execute("SELECT datname AS name FROM pg_database")
-        name = copy_name(version, back, {back or "", *(str(row["name"]) for row in await cursor.fetchall())})
+        cursor = await connection.execute(
+            "SELECT datname AS name, shobj_description(oid, 'pg_database') AS was FROM pg_database"
+        )
+        names = {str(row["name"]): str(row["was"] or "") for row in await cursor.fetchall()}
+        # Its name until it was brought back, also where the sidecar that did so was killed since.
+        back = was if re.match(rf"{KEPT}\d{{8}}t\d{{6}}z", was := names.get(DATABASE, "")) else None
+        name = copy_name(version, back, {back or "", *names})
         # First: CREATE DATABASE is whole or nothing, and one that nothing names would be made again at the next start.
         await database.record_copy(socket_dir, name)
         await _alone(

@@ -9,11 +9,12 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Job = Callable[[], None]
+Job = Callable[[], Callable[[], object]]  # returns what tells of its end
 
 _MOST = 64
 
@@ -55,9 +56,11 @@ class Threads:
 
     def _work(self, job: Job) -> None:
         while True:
-            job()
+            tell = job()
             with self._changed:
-                self._idle += 1
+                self._idle += 1  # before it is told: whoever hears of it and has another job finds this one idle
+            tell()
+            with self._changed:
                 while not self._jobs:
                     self._changed.wait()
                 job = self._jobs.popleft()
@@ -80,14 +83,16 @@ async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
         if not future.done():
             future.set_exception(error)
 
-    def job() -> None:
+    def job() -> Callable[[], object]:
+        try:
+            value = work(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
+            return partial(tell, raised, error)
+        return partial(tell, returned, value)
+
+    def tell(how: Callable[..., None], what: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it hung for longer than the process was to run
-            try:
-                value = work(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
-                loop.call_soon_threadsafe(raised, error)
-            else:
-                loop.call_soon_threadsafe(returned, value)
+            loop.call_soon_threadsafe(how, what)
 
     _threads.begin(job)
     return await future
@@ -101,9 +106,10 @@ async def iterate_off_loop(pieces: Generator[bytes]) -> AsyncIterator[bytes]:
         with one_at_a_time:
             return next(pieces, None)
 
-    def close() -> None:
+    def close() -> Callable[[], object]:
         with one_at_a_time, contextlib.suppress(OSError):  # nothing was written to it
             pieces.close()
+        return lambda: None  # nobody waits for it
 
     try:
         while (piece := await off_loop(take)) is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx2
@@ -227,7 +227,7 @@ class ApiWatch(Watch):
         self,
         client: httpx2.AsyncClient,
         at_work: Callable[[], float],
-        not_there: Callable[[], str | None],
+        not_there: Callable[[], Awaitable[str | None]],
         changed: Callable[[], None],
     ) -> None:
         """`at_work` returns the monotonic seconds at which it was last known to do something; `not_there` says why it cannot be asked now."""
@@ -241,7 +241,7 @@ class ApiWatch(Watch):
         """Watch until cancelled."""
         self._see(Server.STARTING, None)
         while True:
-            if (fault := self._not_there()) is not None:
+            if (fault := await self._not_there()) is not None:
                 self._failed(fault)
             else:
                 await self._ask()

@@ -51,8 +51,10 @@ _ALTERS = [
     (re.compile(r'ALTER DATABASE "hindsight" RENAME TO .*'), "RENAME 1"),
     (re.compile(r'ALTER DATABASE .* RENAME TO "hindsight"'), "RENAME 2"),
     (re.compile(r"ALTER DATABASE \S+ (ALLOW_CONNECTIONS \w+)"), r"\1"),
+    (re.compile(r'COMMENT ON DATABASE "hindsight" IS .*'), "COMMENT"),
 ]
-_MARKED = ("CREATE DATABASE", "ALTER DATABASE", "DROP DATABASE", "CREATE EXTENSION", "ANALYZE", "DROP SCHEMA")
+_EXCHANGES = ("ALTER DATABASE", "COMMENT ON DATABASE")
+_MARKED = (*_EXCHANGES, "CREATE DATABASE", "DROP DATABASE", "CREATE EXTENSION", "ANALYZE", "DROP SCHEMA")
 _lock = threading.Lock()
 _answers = 1  # where moments are told
 
@@ -158,7 +160,7 @@ def hook() -> None:
         found = await execute(self, query, *arguments, **options)
         if text.startswith("CREATE DATABASE"):
             at("the database is made")
-        self.alters = text.startswith("ALTER DATABASE")
+        self.alters = text.startswith(_EXCHANGES)
         return found
 
     psycopg.AsyncConnection.execute = executed  # type: ignore[assignment, method-assign]

@@ -349,7 +349,7 @@ STAGING = [
     "phase verify",
     "phase embed a sample",
 ]
-EXCHANGING = ["phase swap", "hindsight-api is down", "RENAME 1", "RENAME 2", "ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true", "COMMIT"]  # fmt: skip
+EXCHANGING = ["phase swap", "hindsight-api is down", "RENAME 1", "RENAME 2", "ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true", "COMMENT", "COMMIT"]  # fmt: skip
 SERVING = ["exchanged", "phase verify again", "phase start hindsight-api", "hindsight-api is up", "phase recall", "memory calls are served"]  # fmt: skip
 PUTTING_BACK = ["phase roll back", *EXCHANGING[1:]]
 SERVING_AGAIN = ["exchanged", "phase serve", "hindsight-api is up", "memory calls are served"]

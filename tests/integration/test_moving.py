@@ -111,6 +111,7 @@ def test_a_newer_version_keeps_a_copy_and_the_older_one_can_serve_it_again(make_
     assert old.stop() == 0
 
 
+@pytest.mark.long  # a unit test has what is decided
 @pytest.mark.timeout(600)
 def test_what_is_brought_back_and_migrated_is_copied_and_the_way_back_is_what_was_served(make_sidecar: Any) -> None:
     old = make_sidecar("0.8.4").start_ready()
@@ -161,6 +162,7 @@ def test_what_hindsight_api_cannot_store_in_is_not_served(make_sidecar: Any) -> 
     assert sql(sidecar, names) == []
 
 
+@pytest.mark.long  # a unit test has what is decided
 @pytest.mark.timeout(600)
 def test_what_a_migration_loses_is_noticed_and_not_served(make_sidecar: Any) -> None:
     source, target = make_sidecar("0.8.4").start_ready(), make_sidecar("1.1.0").start_ready()
@@ -179,6 +181,7 @@ def test_what_a_migration_loses_is_noticed_and_not_served(make_sidecar: Any) -> 
     assert (kept(target), target.health()["origin"]) == ([], None)
 
 
+@pytest.mark.long  # a unit test has what is decided
 @pytest.mark.timeout(600)
 def test_memories_of_the_schema_that_is_served_are_recalled_and_others_are_told(make_sidecar: Any) -> None:
     sidecar = make_sidecar(HINDSIGHT_API_DATABASE_SCHEMA="ours").start_ready()
@@ -257,6 +260,7 @@ def test_what_is_stored_meanwhile_is_not_lost_silently(make_sidecar: Any) -> Non
     assert texts(sidecar) >= set(acknowledged)
 
 
+@pytest.mark.long  # a unit test has what is decided
 @pytest.mark.timeout(600)
 def test_what_is_stored_meanwhile_stays_in_the_old_database_where_that_is_allowed(make_sidecar: Any) -> None:
     sidecar = make_sidecar().start_ready()

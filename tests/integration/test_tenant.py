@@ -347,9 +347,9 @@ def binds(stranger: socket.socket, port: int) -> bool:
     return True
 
 
-def test_whoever_took_the_port_is_sent_nothing(compared: Compared) -> None:
-    sidecar = compared.sidecar
-    sidecar.wait_ready()
+@pytest.mark.parametrize("version", ["1.1.0", pytest.param("0.8.4", marks=pytest.mark.long)])
+def test_whoever_took_the_port_is_sent_nothing(version: str, make_sidecar: Any) -> None:
+    sidecar = make_sidecar(version).start_ready()
     before = sidecar.health()["components"]["hindsight-api"]["restarts"]
     os.kill(sidecar.pid_of("hindsight-api"), signal.SIGKILL)
     with socket.socket() as stranger:

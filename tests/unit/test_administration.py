@@ -178,6 +178,7 @@ def test_what_a_dry_run_kept_goes_after_a_while(
             assert left(administration) == [f"{INCOMING}{identifier}"]
             timers.append(administration._expiring[identifier])
         assert [timer.cancelled() for timer in timers] == [True, False], "the latest one counts"
+        administration._expire(identifier, administration.dumps_directory / f"{INCOMING}{identifier}")
         deadline = asyncio.get_running_loop().time() + 5
         while left(administration):
             assert asyncio.get_running_loop().time() < deadline
@@ -186,7 +187,6 @@ def test_what_a_dry_run_kept_goes_after_a_while(
             await administration.restore_upload(identifier, Wish())
 
     monkeypatch.setattr(Restoring, "restore", restore)
-    monkeypatch.setattr("sidecar.administration._KEPT_FOR", 0.2)
     asyncio.run(rehearsed())
 
 

@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -237,6 +238,26 @@ def test_a_mark_that_cannot_be_opened_is_named(pgdata: Path) -> None:
     with pytest.raises(BlockedError, match=rf"{MARKER} cannot be opened .*plain file") as caught:
         ServerLock(pgdata).acquire()
     assert caught.value.reason is Reason.PERMISSIONS
+
+
+def test_what_cannot_be_locked_now_is_tried_again_and_leaves_nothing_open(
+    pgdata: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    fill(pgdata, MARKER)
+    lock = ServerLock(pgdata)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as broken:
+        broken.setattr(cluster.fcntl, "flock", fails)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No locks"):
+                lock.acquire()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    lock.acquire()
+    assert not free(pgdata)
+    lock.release()
 
 
 def test_the_lock_of_a_socket_that_a_killed_postmaster_left(tmp_path: Path) -> None:

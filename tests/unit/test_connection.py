@@ -77,7 +77,7 @@ class Rig:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    def refuse(self) -> None:
+    def refuse(self, _: Any) -> None:
         self.refused += 1
 
     @property
@@ -385,8 +385,25 @@ def test_who_takes_nothing_of_its_answer_makes_room_at_once_with_its_descriptor(
     run(work())
 
 
+def test_one_at_rest_makes_room_before_one_whose_answer_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOMENT", 0.0)
+
+    async def work() -> None:
+        async with rig(connections=2) as it:
+            slow, _ = await it.connect(REQUEST.replace(b"/x", b"/big"))
+            await slow.readuntil(b"\r\n\r\n")
+            rests, _ = await it.connect(REQUEST)
+            await rests.readuntil(b"ok")
+            reader, _ = await it.connect(REQUEST)
+            await reader.readuntil(b"ok")
+            assert await rests.read() == b""
+            assert len(await slow.readexactly(BIG)) == BIG
+
+    run(work())
+
+
 def test_a_slow_reader_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UNREAD_TIME", 1.0)
+    monkeypatch.setattr(connection, "UNREAD_TIME", 3.0)
 
     async def work() -> None:
         async with rig() as it:
@@ -395,7 +412,7 @@ def test_a_slow_reader_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
             left = BIG
             while left:
                 left -= len(await reader.readexactly(min(left, 1 << 20)))
-                await asyncio.sleep(0.1)  # longer than the bound in all
+                await asyncio.sleep(0.25)  # longer than the bound in all
             writer.write(REQUEST)
             await reader.readuntil(b"ok")
 

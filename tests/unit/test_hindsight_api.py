@@ -74,13 +74,13 @@ def test_it_is_not_asked_before_it_listens_itself(
     )
     with structlog.testing.capture_logs() as lines:
         for _ in range(2 if says is None else 1):
-            assert HindsightApi._not_there(api) == says
-            monkeypatch.setattr(processes, "member", lambda pid: processes.Member(pid, 1, "S", 0.0))
+            assert asyncio.run(HindsightApi._not_there(api)) == says
+            monkeypatch.setattr(processes, "member", lambda pid: processes.Member(pid, 1, "S", 0.0, 1))
     assert [line["event"] for line in lines] == told
     if says is None:
-        for gone in (processes.Member(7, 1, "Z", 0.0), None):
+        for gone in (processes.Member(7, 1, "S", 0.0, 0), None):
             monkeypatch.setattr(processes, "member", lambda _, gone=gone: gone)
-            assert HindsightApi._not_there(api) == "it has ended"
+            assert asyncio.run(HindsightApi._not_there(api)) == "it has ended"
 
 
 def test_what_compares_vectors_is_started_without_the_secrets_of_hindsight_api(

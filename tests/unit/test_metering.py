@@ -12,6 +12,10 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.answers: list[float] = []
+        self.refusals: list[str] = []
+
+    def count_refusal(self, reason: str) -> None:
+        self.refusals.append(reason)
 
     def count_request(self, method: str, status: str) -> None:
         self.requests[method, status] += 1
@@ -106,3 +110,10 @@ def test_what_is_no_request_goes_through() -> None:
 
     assert not call(app, kind="websocket")[0].requests
     assert seen == ["websocket"]
+
+
+def test_what_is_refused_for_want_of_a_connection_is_a_call_as_well() -> None:
+    metrics = Metrics()
+    Metered(answering(200), metrics).refuse({"type": "http", "method": "BREW", "path": "/x"})  # type: ignore[arg-type]
+    assert metrics.requests == {("other", "5xx"): 1}
+    assert metrics.refusals == ["too-many-connections"]

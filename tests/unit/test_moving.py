@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar import migrated, moving, verification
-from sidecar.errors import VerificationError
+from sidecar.errors import TransientError, VerificationError
 from sidecar.migrated import Found
 from sidecar.moving import Move
 from sidecar.operations import Kind, Operation
@@ -128,3 +128,31 @@ def test_what_was_served_before_is_brought_back_and_not_given_up() -> None:
     with pytest.raises(VerificationError, match=r"^no$"):
         asyncio.run(fail())
     assert served.asked == ["back", "over"]
+
+
+@pytest.mark.parametrize("error", [VerificationError("other rows"), TransientError("not now"), ValueError("a defect")])
+def test_what_went_wrong_first_is_told_also_where_nobody_waits_for_what_was_served_before(error: Exception) -> None:
+    class Slow(Served):
+        waits: asyncio.Event
+
+        async def bring_api_back(self) -> None:
+            await super().bring_api_back()
+            self.waits.set()
+            await asyncio.Event().wait()
+
+    async def work() -> None:
+        served, operation = Slow(), Operation(Kind.RESTORE)
+        served.waits = asyncio.Event()
+
+        async def fails() -> None:
+            async with moving.served_again(served, operation):
+                raise error
+
+        task = asyncio.create_task(fails())
+        await served.waits.wait()
+        task.cancel()
+        with pytest.raises(type(error), match=str(error)):
+            await task
+        assert served.asked == ["back", "over"]
+
+    asyncio.run(work())

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import pytest
 import structlog
 
 from sidecar.errors import RefusedError, SidecarError, VerificationError
-from sidecar.operations import BusyError, Kind, Operation, Operations, Outcome
+from sidecar.operations import SERVE, BusyError, Kind, Operation, Operations, Outcome
 
 T = TypeVar("T")
 WITHIN = 20.0  # seconds, for what takes none
@@ -222,6 +223,29 @@ def test_cancelling_twice_does_not_interrupt_the_clean_up() -> None:
         await operations.end()  # the sidecar stops meanwhile
         await first
         assert careful.turns == 100
+
+    run(work())
+
+
+def test_cancelling_twice_ends_the_wait_for_what_is_served_again() -> None:
+    async def waits(operation: Operation) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            operation.enter(SERVE)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def work() -> None:
+        operations = Operations()
+        operation = operations.start(Kind.RESTORE, waits)
+        await asyncio.sleep(0)
+        first = asyncio.create_task(operations.cancel(operation.id))
+        await until(lambda: operation.phase == SERVE)
+        assert not first.done()
+        await operations.cancel(operation.id)
+        assert await first is operation
+        assert (operation.outcome, operation.error) == (Outcome.CANCELLED, CANCELLED)
 
     run(work())
 

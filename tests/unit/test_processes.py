@@ -181,7 +181,7 @@ def test_a_fifth_of_a_core_since_the_look_before_is_work(
     monkeypatch.setattr("sidecar.processes.time.monotonic", lambda: now)
 
     def uses(own: int, for_it: int) -> None:
-        fields = ["S", *["0"] * 10, str(own), str(for_it), *["0"] * 6, "5"]
+        fields = ["S", *["0"] * 10, str(own), str(for_it), *["0"] * 6, "5", "4096"]
         (tmp_path / "7/stat").write_text(f"7 (api (x)) {' '.join(fields)}\n")
 
     works = ticks > 5  # a fifth of 25
@@ -221,6 +221,36 @@ def test_a_process_that_is_gone_listens_to_nobody() -> None:
         assert listener(ours.getsockname()[1], gone.pid) is Listener.NOBODY
 
 
-def test_who_listens_may_not_be_told(tmp_path: Path) -> None:
-    (tmp_path / "net").touch()
-    assert listener(80, os.getpid(), tmp_path) is Listener.UNKNOWN
+def proc_of(directory: Path, *, memory: int, tables: bool = True) -> Path:
+    """Make a /proc with somebody who listens on port 80, and a process 7 that may not be looked into."""
+    if tables:
+        (directory / "self/net").mkdir(parents=True)
+        line = "   0: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4711 1"
+        (directory / "self/net/tcp").write_text(f"  sl  local_address\n{line}\n")
+    (directory / "7").mkdir()
+    fields = ["S", *["0"] * 18, "5", str(memory)]
+    (directory / "7/stat").write_text(f"7 (api) {' '.join(fields)}\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "who"),
+    [
+        (4096, PermissionError, Listener.UNKNOWN),
+        (0, PermissionError, Listener.NOBODY),  # it is ending
+        (4096, OSError, Listener.NOBODY),
+    ],
+)
+def test_one_that_may_not_be_looked_into(
+    memory: int, error: type[OSError], who: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Path) -> None:
+        raise error("no")
+
+    monkeypatch.setattr(Path, "iterdir", fails)
+    assert listener(80, 7, proc_of(tmp_path, memory=memory)) is who
+    assert listener(81, 7, tmp_path) is Listener.NOBODY
+
+
+def test_where_no_sockets_are_shown_who_listens_is_not_known(tmp_path: Path) -> None:
+    assert listener(80, 7, proc_of(tmp_path, memory=4096, tables=False)) is Listener.UNKNOWN

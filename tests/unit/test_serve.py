@@ -43,7 +43,7 @@ def hanging(look):
     return asked
 
 os.stat, os.statvfs = hanging(os.stat), hanging(os.statvfs)
-serve._VOLUME_PATIENCE = {patience}
+serve._OWNER_PATIENCE = serve._VOLUME_PATIENCE = {patience}
 if os.geteuid() != 0 and {as_root}:
     os.geteuid = lambda: 0
 """

@@ -5,12 +5,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 
 from sidecar import threads
 from sidecar.threads import iterate_off_loop, off_loop
+
+
+def job(work: Callable[[], object]) -> threads.Job:
+    def run() -> Callable[[], object]:
+        work()
+        return lambda: None
+
+    return run
 
 
 def test_what_it_returns_and_raises_comes_back() -> None:
@@ -62,13 +70,13 @@ def test_so_many_threads_at_the_most_and_what_waits_for_them_is_done() -> None:
     made = threads.Threads(3)
     before = threading.active_count()
     for _ in range(20):
-        made.begin(lambda: (free.wait(20), done.release()))  # type: ignore[arg-type, return-value]
+        made.begin(job(lambda: (free.wait(20), done.release())))
     assert threading.active_count() == before + 3
     free.set()
     for _ in range(2):
         assert all(done.acquire(timeout=10) for _ in range(20))
         for _ in range(20):
-            made.begin(done.release)  # type: ignore[arg-type]
+            made.begin(job(done.release))
 
 
 def test_where_the_system_has_no_more_of_them_one_that_is_there_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,20 +85,20 @@ def test_where_the_system_has_no_more_of_them_one_that_is_there_does_it(monkeypa
 
     free, done = threading.Event(), threading.Semaphore(0)
     made = threads.Threads(3)
-    made.begin(lambda: (free.wait(20), done.release()))  # type: ignore[arg-type, return-value]
+    made.begin(job(lambda: (free.wait(20), done.release())))
     before = threading.active_count()
     with monkeypatch.context() as limited:
         limited.setattr(threading.Thread, "start", fails)
         with pytest.raises(RuntimeError, match="can't start"):
-            threads.Threads(3).begin(done.release)  # type: ignore[arg-type]
+            threads.Threads(3).begin(job(done.release))
         for _ in range(5):
-            made.begin(done.release)  # type: ignore[arg-type]
+            made.begin(job(done.release))
         free.set()
         assert all(done.acquire(timeout=10) for _ in range(6))
     free.clear()
     for _ in range(2):  # more can be had again, and what hangs holds nobody up
-        made.begin(lambda: free.wait(20))  # type: ignore[arg-type, return-value]
-    made.begin(done.release)  # type: ignore[arg-type]
+        made.begin(job(lambda: free.wait(20)))
+    made.begin(job(done.release))
     assert done.acquire(timeout=10)
     assert threading.active_count() == before + 2
     free.set()

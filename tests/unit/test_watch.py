@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx2
@@ -91,12 +91,12 @@ def never() -> float:
     return -math.inf
 
 
-def there() -> None:
+async def there() -> None:
     """Be who listens."""
 
 
 def looked(
-    answers: list[Answer], monkeypatch: pytest.MonkeyPatch, not_there: Callable[[], str | None] = there
+    answers: list[Answer], monkeypatch: pytest.MonkeyPatch, not_there: Callable[[], Awaitable[str | None]] = there
 ) -> list[tuple[Server, str | None]]:
     """Return what a watch saw at each change, with these answers and then none."""
     monkeypatch.setattr(watch, "INTERVAL", 0.0)
@@ -127,7 +127,7 @@ def looked(
 def test_nothing_is_asked_before_hindsight_api_is_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     said = ["not yet", "another program listens", "another program listens"]
 
-    def not_there() -> str | None:
+    async def not_there() -> str | None:
         return said.pop(0) if said else None
 
     def answer(_: httpx2.Request) -> httpx2.Response:
