@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Job = Callable[[], Callable[[], object]]  # returns what tells of its end
+Job = Callable[[], Callable[[], object]]  # returns what delivers its result
 
 _MOST = 64
 
@@ -56,10 +56,10 @@ class Threads:
 
     def _work(self, job: Job) -> None:
         while True:
-            tell = job()
+            deliver = job()
             with self._changed:
-                self._idle += 1  # before it is told: whoever hears of it and has another job finds this one idle
-            tell()
+                self._idle += 1  # before it is delivered: whoever hears of it and has another job finds this one idle
+            deliver()
             with self._changed:
                 while not self._jobs:
                     self._changed.wait()
@@ -87,10 +87,10 @@ async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
         try:
             value = work(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
-            return partial(tell, raised, error)
-        return partial(tell, returned, value)
+            return partial(deliver, raised, error)
+        return partial(deliver, returned, value)
 
-    def tell(how: Callable[..., None], what: object) -> None:
+    def deliver(how: Callable[..., None], what: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it hung for longer than the process was to run
             loop.call_soon_threadsafe(how, what)
 

@@ -54,6 +54,7 @@ def test_a_volume_too_small_is_refused_in_one_sentence(
     assert str(refused.value) == (
         f"restoring {size // MIB} MiB may take {(free + 1) // MIB} MiB beside the live database, and {tmp_path} has {free // MIB} MiB "
         "free; delete old dumps or kept databases, or grow the volume"
+        + ("" if database_size is None else " (or dump anew after VACUUM FULL there, where much was deleted)")
     )
 
 
