@@ -30,10 +30,12 @@ def home(model_dir: Path) -> Iterator[RunningSidecar]:
 
 @pytest.fixture
 def full(home: RunningSidecar) -> Iterator[RunningSidecar]:
-    """Return it, ready."""
+    """Return it, ready, with a memory."""
     if home.process is None:
         home.start()
     home.wait_ready()
+    if home.memory(f"/banks/{BANK}/memories/list").status != 200:
+        store_as_they_are(home, BANK, [FIRST])
     yield home
     Filler(home).gone()
 
@@ -62,7 +64,6 @@ def test_a_disk_that_is_full_before_the_first_start_and_in_its_phases(home: Runn
         filler.gone()
         home.wait_ready()
     alive.check()
-    store_as_they_are(home, BANK, [FIRST])
 
 
 def refused(sidecar: RunningSidecar) -> bool:
