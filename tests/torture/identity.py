@@ -160,31 +160,32 @@ def second(rig: Rig) -> RunningSidecar:
     return other
 
 
-def have_wait(rig: Rig, other: RunningSidecar, wrapper: list[str]) -> None:
-    """Start a second one, which waits and says for what; the first serves all the same."""
-    other.start(wrapper)
-    assert "another sidecar holds" in other.wait_state("blocked(volume-locked)")["detail"]
-    rig.store_some()
-    assert rig.sidecar.health_status() == 200
-
-
-def two_on_a_volume(rig: Rig, wrapper: list[str], _: float) -> Round:
-    """Have a second one wait until the first is killed, and serve then."""
-    rig.begin()
-    rig.start_ready()
+@contextmanager
+def waiting(rig: Rig, wrapper: list[str]) -> Iterator[RunningSidecar]:
+    """Have a second one that waits and says for what, while the first has memories and serves; it ends afterwards."""
     rig.store_some()
     other = second(rig)
     try:
-        have_wait(rig, other, wrapper)
-        crash(rig)
-        other.wait_ready()
-        assert_remembered(rig, other)
+        other.start(wrapper)
+        assert "another sidecar holds" in other.wait_state("blocked(volume-locked)")["detail"]
+        rig.store_some()
+        assert rig.sidecar.health_status() == 200
+        yield other
     finally:
         if wrapper:
             end_contained(other)
         else:
             other.end()
         shutil.rmtree(other.home)
+
+
+def two_on_a_volume(rig: Rig, wrapper: list[str], _: float) -> Round:
+    """Have a second one wait until the first is killed, and serve then."""
+    rig.begin()
+    rig.start_ready()
+    with waiting(rig, wrapper) as other:
+        crash(rig)
+        take_over(rig, other)
     rig.start_ready()
     return rig.survived(None)
 
@@ -193,10 +194,7 @@ def with_a_server_left(rig: Rig, _: float) -> Round:
     """Be killed alone, with a Postgres that does not end yet; a second one that does not see it waits for it."""
     rig.begin()
     rig.start_ready()
-    rig.store_some()
-    other = second(rig)
-    try:
-        have_wait(rig, other, APART)
+    with waiting(rig, APART) as other:
         pid_file = other.pgdata / "postmaster.pid"
         postmaster, content = rig.sidecar.pid_of("postgres"), pid_file.read_text()
         os.kill(postmaster, signal.SIGSTOP)
@@ -208,11 +206,7 @@ def with_a_server_left(rig: Rig, _: float) -> Round:
             assert pid_file.read_text() == content
         finally:
             os.kill(postmaster, signal.SIGCONT)
-        other.wait_ready()
-        assert_remembered(rig, other)
-    finally:
-        end_contained(other)
-        shutil.rmtree(other.home)
+        take_over(rig, other)
     rig.start_ready()
     return rig.survived(None)
 
@@ -245,20 +239,13 @@ def in_a_pod(rig: Rig, _: float) -> Round:
     with pod() as enter:
         rig.start(enter)
         rig.sidecar.wait_ready()
-        rig.store_some()
-        other = second(rig)
-        try:
-            have_wait(rig, other, enter)
+        with waiting(rig, enter) as other:
             os.kill(contained(rig.sidecar), signal.SIGKILL)
-            other.wait_ready()
-            assert_remembered(rig, other)
+            take_over(rig, other)
             assert other.pid_of("postgres") == int((other.pgdata / "postmaster.pid").read_text().split()[0])
             os.kill(contained(other), signal.SIGTERM)
             assert other.wait_end() == 0
             wait_for(lambda: not rig.runs, 10, "the end of the first")
-        finally:
-            end_contained(other)
-            shutil.rmtree(other.home)
     rig.start_ready()
     return rig.survived(None)
 
@@ -271,8 +258,9 @@ def end_contained(sidecar: RunningSidecar) -> None:
     sidecar.end()
 
 
-def assert_remembered(rig: Rig, sidecar: RunningSidecar) -> None:
-    """Look whether this sidecar has every memory, once each."""
+def take_over(rig: Rig, sidecar: RunningSidecar) -> None:
+    """Wait until this sidecar serves, and look whether it has every memory, once each."""
+    sidecar.wait_ready()
     listed = sidecar.memory(f"/banks/{BANK}/memories/list?limit=100000").json()["items"]
     check_each_is_there_once(rig.ledger.texts(), [item["text"] for item in listed])
 
