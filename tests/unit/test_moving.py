@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sidecar import migrated, moving, verification
-from sidecar.errors import TransientError, VerificationError
+from sidecar.contents import Contents, Table
+from sidecar.errors import RefusedError, TransientError, VerificationError
 from sidecar.migrated import Found
 from sidecar.moving import Move
 from sidecar.operations import Kind, Operation
@@ -156,3 +157,20 @@ def test_what_went_wrong_first_is_told_also_where_nobody_waits_for_what_was_serv
         assert served.asked == ["back", "over"]
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_what_was_stored_meanwhile_is_refused_unless_it_may_stay_in_the_old_database(
+    *, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: Any = SimpleNamespace(contents=Contents({"public.memory_units": Table(2, "")}), moment=None)
+    now = Contents({"public.memory_units": Table(3, "since")})
+    monkeypatch.setattr(moving, "look", lambda *_: asyncio.sleep(0, now))
+    operation = Operation(Kind.RESTORE)
+    move = Move(NOWHERE, Served(), recalls, discard_newer=allowed)
+    if allowed:
+        asyncio.run(move._compare_with(before, operation))
+    else:
+        with pytest.raises(RefusedError, match=r"public\.memory_units: \+1 .*--discard-newer"):
+            asyncio.run(move._compare_with(before, operation))
+    assert [told.partition(":")[0] for told in operation.report["newer"]] == ["public.memory_units"]
