@@ -107,6 +107,19 @@ def call(
         connection.close()
 
 
+def events_in(log: str) -> Iterator[dict[str, Any]]:
+    """Return the events that stand in a log.
+
+    What is no event is left out: what a process wrote there by itself, and half a line, which is what a log ends with
+    while it is written, and what SIGKILL leaves of a line that crosses a page of the file.
+    """
+    for line in log.splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event:
+                yield event
+
+
 class RunningSidecar:
     """A sidecar with its volume, run directory and ports; started and stopped as often as a test likes."""
 
@@ -256,7 +269,7 @@ class RunningSidecar:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the log lines that are events."""
-        return [json.loads(line) for line in self.log_text().splitlines() if line.startswith("{")]
+        return list(events_in(self.log_text()))
 
     def log_text(self) -> str:
         """Return the log so far."""

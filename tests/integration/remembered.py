@@ -9,6 +9,7 @@ from typing import Any
 
 import made
 from administrator import archive_of
+from faults import sql
 from harness import RunningSidecar, reachable_directory
 
 from sidecar.archive import DUMP
@@ -69,7 +70,13 @@ def _make(version: str, model_dir: Path, memories: dict[str, Any]) -> tuple[byte
 
 
 def recalls(sidecar: RunningSidecar, memories: dict[str, Any]) -> list[list[str]]:
-    """Return the texts that each question brings back by its meaning, best first."""
+    """Return the texts that each question brings back by its meaning, best first.
+
+    Hindsight ranks by keywords too, and leaves it to Postgres which of two with the same rank comes first. That goes by
+    the plan, and the plan changes when autovacuum has its first look at a table; so the look is taken here.
+    """
+    with sql(sidecar) as connection:
+        connection.execute("ANALYZE")
     return [
         [
             result["text"]

@@ -306,7 +306,8 @@ def test_the_next_hindsight_api_has_another_key(compared: Compared) -> None:
     sidecar = compared.sidecar
     first, pid = sidecar.tenant_key(), sidecar.pid_of("hindsight-api")
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: sidecar.health_status() == 200 and sidecar.pid_of("hindsight-api") != pid, 60, "another one")
+    wait_for(lambda: sidecar.health()["components"]["hindsight-api"]["pid"] not in (None, pid), 60, "another one")
+    sidecar.wait_ready()
     assert sidecar.tenant_key() != first
     assert call(sidecar.api_port, "/v1/default/banks", headers=bearer(first)).status == 401
     assert sidecar.memory("/banks").status == 200

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import made
 import psycopg
 from faults import Alive, processes_of
-from harness import READY_WITHIN, RunningSidecar, wait_for
+from harness import READY_WITHIN, RunningSidecar, events_in, wait_for
 from ledger import BANK, Ledger, Writer, store
 from matrix import Round, check_each_is_there_once
 from postgres_server import ENV
@@ -342,20 +342,11 @@ class Rig:
     def ends_told(self) -> Counter[str]:
         """Return how often each component ended unasked since `start`, as the log tells."""
         found: Counter[str] = Counter()
-        for event in self._events():
+        for event in events_in(self.new_log()):
             name = str(event["event"]).removesuffix(" ended")
             if name in ("postgres", "hindsight-api") and event.get("component") == "sidecar":
                 found[name] += event.get("reason") != "asked"
         return found
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        for line in self.new_log().splitlines():
-            with contextlib.suppress(
-                ValueError
-            ):  # of a process that wrote to our standard error itself, or half a line
-                event = json.loads(line)
-                if isinstance(event, dict) and "event" in event:
-                    yield event
 
     def evidence(self) -> str:
         """Return what a failure needs to be understood: health, and the log but for what hindsight-api says in between."""
